@@ -1,0 +1,373 @@
+"""``model: sampled_transducer``: ESPnet's transducer, trained by sampled softmax.
+
+B utterances, T encoder frames, U labels, V vocabulary, J joint width.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from typing import Any
+
+import torch
+from espnet2.asr.ctc import CTC
+from espnet2.asr.decoder.abs_decoder import AbsDecoder
+from espnet2.asr.espnet_model import ESPnetASRModel
+from espnet2.asr_transducer.utils import get_transducer_task_io
+from espnet2.torch_utils.device_funcs import force_gatherable
+from typeguard import typechecked
+
+from espnet_sampled_rnnt.espnet_compat import (
+    check_joint_network,
+    is_transducer_decoder,
+    merged_signature,
+    refuse_unknown_options,
+)
+from espnet_sampled_rnnt.loss.memory import peak_bytes
+from espnet_sampled_rnnt.loss.transducer import transducer_loss
+from espnet_sampled_rnnt.options import SampledSoftmaxOptions
+from espnet_sampled_rnnt.scoring import (
+    ValidFrameErrorCalculator,
+    ctc_character_error_rate,
+)
+from espnet_sampled_rnnt.vocabulary import SampledVocabulary, sample_vocabulary
+
+# Odd, so that no two ranks' seeds meet modulo 2**32; large, so that neighbouring
+# ranks do not get neighbouring seeds.
+_RANK_STRIDE = 0x9E3779B1
+
+
+class SampledTransducerModel(ESPnetASRModel):
+    """ESPnet's ASR model with a transducer loss that never holds the logits whole.
+
+    In training the softmax runs over blank, the labels at hand and ``num_samples``
+    drawn tokens; in validation and inference over the whole vocabulary. Modules and
+    parameters have the names that they have in ESPnet's own transducer, so that a
+    checkpoint of either loads into the other.
+
+    Takes all options of ``ESPnetASRModel`` but the multi-blank ones, and:
+
+    Args:
+        num_samples: Drawn tokens for each vocabulary; 0 or None: the full softmax.
+        sampling_scope: "example" or "batch": what shares a vocabulary.
+        sampling_distribution: What is drawn from: "uniform".
+        logit_correction: Strength of the inclusion-probability correction, 0 to 1.
+        loss_backend: Lattice implementation, or "auto".
+        loss_chunk_bytes: Size of the loss's workspace; None: its default.
+        fastemit_lambda: FastEmit's strength, >= 0.
+
+    Raises:
+        TypeError: An option that nobody reads.
+        ValueError: An option out of range, or a decoder that is no transducer's.
+    """
+
+    @typechecked
+    def __init__(
+        self,
+        *,
+        decoder: AbsDecoder | None,
+        ctc: CTC,
+        joint_network: torch.nn.Module | None,
+        ctc_weight: float = 0.5,
+        report_cer: bool = True,
+        report_wer: bool = True,
+        sym_space: str = "<space>",
+        sym_blank: str = "<blank>",
+        num_samples: int | None = 256,
+        sampling_scope: str = "example",
+        sampling_distribution: str = "uniform",
+        logit_correction: float = 0.0,
+        loss_backend: str = "auto",
+        loss_chunk_bytes: int | None = None,
+        fastemit_lambda: float = 0.0,
+        **espnet_options: Any,
+    ) -> None:
+        refuse_unknown_options(
+            espnet_options,
+            inspect.signature(type(self)).parameters,
+            section="model_conf",
+        )
+        options = SampledSoftmaxOptions(
+            num_samples=num_samples,
+            sampling_scope=sampling_scope,
+            sampling_distribution=sampling_distribution,
+            logit_correction=logit_correction,
+            loss_backend=loss_backend,
+            loss_chunk_bytes=loss_chunk_bytes,
+            fastemit_lambda=fastemit_lambda,
+        )
+        if espnet_options.get("transducer_multi_blank_durations"):
+            raise ValueError(
+                "model_conf.transducer_multi_blank_durations is "
+                f"{espnet_options['transducer_multi_blank_durations']!r}; allowed: "
+                "none (the sampled loss has one blank, which lasts one frame)"
+            )
+        if not 0.0 <= ctc_weight <= 1.0:
+            raise ValueError(
+                f"model_conf.ctc_weight is {ctc_weight!r}; allowed: a number from 0 "
+                "to 1"
+            )
+        joint_network = _joint_network_of(decoder, joint_network)
+        # Given a joint network, the parent imports warprnnt_pytorch, which cannot
+        # be installed; so it is made without one, as an attention model, and what
+        # makes it a transducer is set after. With a CTC weight of 1 an attention
+        # model drops its decoder and says so, and without one it drops the CTC
+        # head: hence 0.5 here, and the true weight after.
+        super().__init__(
+            decoder=decoder,
+            ctc=ctc,
+            joint_network=None,
+            ctc_weight=0.5,
+            report_cer=False,
+            report_wer=False,
+            sym_space=sym_space,
+            sym_blank=sym_blank,
+            **espnet_options,
+        )
+        del self.criterion_att
+        self.ctc_weight = ctc_weight
+        if ctc_weight == 0.0:
+            self.ctc = None
+        self.use_transducer_decoder = True
+        self.joint_network = joint_network
+        self.options = options
+        if self.blank_id != 0:
+            self.decoder.blank_id = self.blank_id
+            logging.warning(
+                f"{sym_blank} is token {self.blank_id}. ESPnet's CTC and its beam "
+                "searches take token 0 for blank: put it first in the token list, or "
+                "decode with beam_size 1 and without CTC"
+            )
+        self.error_calculator_trans = None
+        if report_cer or report_wer:
+            self.error_calculator_trans = ValidFrameErrorCalculator(
+                decoder,
+                joint_network,
+                self.token_list,
+                sym_space,
+                sym_blank,
+                report_cer,
+                report_wer,
+                self.blank_id,
+            )
+        # Tokens that no character error rate of the CTC head counts.
+        self.not_characters = frozenset(
+            index
+            for index, token in enumerate(self.token_list)
+            if index == self.blank_id or token in (sym_space, sym_blank)
+        )
+        self._loss_stats: dict[str, float | torch.Tensor] = {}
+
+    def forward(
+        self,
+        speech: torch.Tensor,
+        speech_lengths: torch.Tensor,
+        text: torch.Tensor,
+        text_lengths: torch.Tensor,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor | None], torch.Tensor]:
+        """The loss of one batch, with ESPnet's statistics and ours.
+
+        Args:
+            speech: (B, L, ...) waveforms or features.
+            speech_lengths: (B,)
+            text: (B, U) int64 token ids, padded with ``ignore_id``.
+            text_lengths: (B,)
+            kwargs: What else ESPnet's data loader holds, e.g. ``utt_id``.
+
+        Returns:
+            (1,) loss, statistics by name, (1,) batch size.
+        """
+        loss, stats, weight = super().forward(
+            speech, speech_lengths, text, text_lengths, **kwargs
+        )
+        stats.update(force_gatherable(self._loss_stats, loss.device))
+        self._loss_stats = {}
+        return loss, stats, weight
+
+    def _calc_transducer_loss(
+        self,
+        encoder_out: torch.Tensor,
+        encoder_out_lens: torch.Tensor,
+        labels: torch.Tensor,
+    ) -> tuple[torch.Tensor, float | None, float | None]:
+        """Transducer loss, and in validation the error rates of a narrow beam search.
+
+        Args:
+            encoder_out: (B, T, D_enc)
+            encoder_out_lens: (B,)
+            labels: (B, U) token ids, padded with ``ignore_id``.
+
+        Returns:
+            Loss, the mean over utterances; character and word error rate or None.
+        """
+        decoder_in, targets, num_frames, num_labels = get_transducer_task_io(
+            labels,
+            encoder_out_lens,
+            ignore_id=self.ignore_id,
+            blank_id=self.blank_id,
+        )
+        self.decoder.set_device(encoder_out.device)
+        decoder_out = self.decoder(decoder_in)
+
+        options = self.options
+        vocabulary = None
+        if self.training and options.samples:
+            vocabulary = self._draw_vocabulary(targets, num_labels)
+        enc = self.joint_network.lin_enc(encoder_out)
+        output_layer = self.joint_network.lin_out
+        loss = transducer_loss(
+            enc,
+            self.joint_network.lin_dec(decoder_out),
+            output_layer.weight,
+            output_layer.bias,
+            targets,
+            num_frames,
+            num_labels,
+            vocabulary=vocabulary,
+            correction=options.logit_correction,
+            activation=self.joint_network.joint_activation,
+            blank=self.blank_id,
+            reduction="mean",
+            fastemit_lambda=options.fastemit_lambda,
+            backend=options.loss_backend,
+            chunk_bytes=options.loss_chunk_bytes,
+        )
+        self._loss_stats = self._describe_loss(enc, num_frames, num_labels, vocabulary)
+
+        cer = wer = None
+        if not self.training and self.error_calculator_trans is not None:
+            if torch.isfinite(loss):
+                cer, wer = self.error_calculator_trans(
+                    encoder_out, targets, encoder_out_lens
+                )
+            else:
+                # ESPnet's search never ends on scores that are not numbers. The keys
+                # stay: over several ranks every one must report the same.
+                calculator = self.error_calculator_trans
+                cer = float("nan") if calculator.report_cer else None
+                wer = float("nan") if calculator.report_wer else None
+        return loss, cer, wer
+
+    def _draw_vocabulary(
+        self, targets: torch.Tensor, num_labels: torch.Tensor
+    ) -> SampledVocabulary:
+        """Draw the tokens that this batch's softmax runs over.
+
+        ESPnet seeds torch alike on every rank and again at every epoch. So the seed
+        of a draw comes from torch's generator, which makes ``--seed`` and resuming
+        reproduce it, and is moved by the rank, so that ranks draw differently.
+        """
+        seed = int(torch.randint(2**32, (), device="cpu"))
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            seed += torch.distributed.get_rank() * _RANK_STRIDE
+        # A CPU generator, so that a run draws the same on every kind of device; it
+        # reads the lowest 32 bits of its seed only.
+        generator = torch.Generator().manual_seed(seed % 2**32)
+        return sample_vocabulary(
+            targets,
+            num_labels,
+            vocab_size=self.vocab_size,
+            num_samples=self.options.num_samples,
+            scope=self.options.sampling_scope,
+            blank=self.blank_id,
+            generator=generator,
+        )
+
+    @torch.no_grad()
+    def _describe_loss(
+        self,
+        enc: torch.Tensor,
+        num_frames: torch.Tensor,
+        num_labels: torch.Tensor,
+        vocabulary: SampledVocabulary | None,
+    ) -> dict[str, float | torch.Tensor]:
+        """The two numbers that our loss adds to ESPnet's statistics.
+
+        Args:
+            enc: (B, T, J) projected encoder output.
+            num_frames: (B,)
+            num_labels: (B,)
+            vocabulary: What was drawn, None for the full softmax.
+
+        Returns:
+            ``sampled_vocabulary_size``, the mean over utterances of the tokens in the
+            softmax; ``loss_peak_bytes``, what the loss takes beside its inputs.
+        """
+        size: float | torch.Tensor = float(self.vocab_size)
+        widest = None
+        if vocabulary is not None:
+            size = vocabulary.sizes.float().mean()
+            widest = vocabulary.token_ids.size(1)
+        bytes_at_peak = peak_bytes(
+            num_frames.tolist(),
+            num_labels.tolist(),
+            joint_size=enc.size(2),
+            vocab_size=self.vocab_size,
+            sampled_size=widest,
+            chunk_bytes=self.options.loss_chunk_bytes,
+        )
+        return {
+            "sampled_vocabulary_size": size,
+            "loss_peak_bytes": float(bytes_at_peak),
+        }
+
+    def _calc_ctc_loss(
+        self,
+        encoder_out: torch.Tensor,
+        encoder_out_lens: torch.Tensor,
+        ys_pad: torch.Tensor,
+        ys_pad_lens: torch.Tensor,
+    ) -> tuple[torch.Tensor, float | None]:
+        """CTC loss, and in validation the character error rate of its best path.
+
+        Args:
+            encoder_out: (B, T, D_enc)
+            encoder_out_lens: (B,)
+            ys_pad: (B, U) token ids, padded with ``ignore_id``.
+            ys_pad_lens: (B,)
+
+        Returns:
+            Loss; character error rate or None.
+        """
+        loss, _ = super()._calc_ctc_loss(
+            encoder_out, encoder_out_lens, ys_pad, ys_pad_lens
+        )
+        if self.training or self.error_calculator_trans is None:
+            return loss, None
+        # `ignore_id` may be any number; the scorer takes every negative for padding.
+        cer = ctc_character_error_rate(
+            self.ctc.argmax(encoder_out),
+            encoder_out_lens,
+            ys_pad.masked_fill(ys_pad == self.ignore_id, -1),
+            self.token_list,
+            self.not_characters,
+        )
+        return loss, cer
+
+
+def _joint_network_of(
+    decoder: AbsDecoder | None, joint_network: torch.nn.Module | None
+) -> torch.nn.Module:
+    """The joint network, ESPnet's or the one that the decoder brings.
+
+    Raises:
+        ValueError: Neither is there, or the decoder is no transducer's.
+    """
+    if joint_network is None and hasattr(decoder, "release_joint_network"):
+        joint_network = decoder.release_joint_network()
+    if joint_network is None or not is_transducer_decoder(decoder):
+        kind = "none" if decoder is None else type(decoder).__name__
+        raise ValueError(
+            f"decoder is {kind}, which is no transducer's; allowed with model: "
+            "sampled_transducer: decoder: transducer (with joint_net_conf) or "
+            "decoder: sampled_transducer"
+        )
+    check_joint_network(joint_network)
+    return joint_network
+
+
+# `--print_config` and the check for misspelt options read this.
+SampledTransducerModel.__signature__ = merged_signature(
+    SampledTransducerModel.__init__, ESPnetASRModel.__init__
+)

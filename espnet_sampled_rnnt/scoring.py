@@ -1,0 +1,146 @@
+"""Error rates that ESPnet reports while it trains, over valid frames only.
+
+ESPnet's own transducer scorer decodes the padding of every utterance along with
+it, and divides by zero where no reference has a character. Both are put right
+here; what a character and a word is stays ESPnet's, so the numbers compare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+import torch
+from espnet2.asr.transducer.beam_search_transducer import BeamSearchTransducer
+from espnet2.asr.transducer.error_calculator import ErrorCalculatorTransducer
+
+
+class ValidFrameErrorCalculator(ErrorCalculatorTransducer):
+    """ESPnet's transducer scorer, kept off the padding and off empty references."""
+
+    def __init__(
+        self,
+        decoder: torch.nn.Module,
+        joint_network: torch.nn.Module,
+        token_list: Sequence[str],
+        sym_space: str,
+        sym_blank: str,
+        report_cer: bool,
+        report_wer: bool,
+        blank: int,
+    ) -> None:
+        super().__init__(
+            decoder,
+            joint_network,
+            list(token_list),
+            sym_space,
+            sym_blank,
+            report_cer=report_cer,
+            report_wer=report_wer,
+        )
+        if blank != 0:
+            # ESPnet's beam searches expand tokens 1 to V - 1 and take token 0 for
+            # blank; only the greedy search asks which one it is.
+            self.beam_search = BeamSearchTransducer(
+                decoder=decoder, joint_network=joint_network, beam_size=1
+            )
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        encoder_out: torch.Tensor,
+        target: torch.Tensor,
+        encoder_lengths: torch.Tensor | None = None,
+    ) -> tuple[float | None, float | None]:
+        """Decode and score one batch.
+
+        Args:
+            encoder_out: (B, T, D) encoder output.
+            target: (B, U) reference token ids, padded with blank.
+            encoder_lengths: (B,) valid frames; None: every frame is valid.
+
+        Returns:
+            Character and word error rate of the batch (0 to 1, or more with many
+            insertions); None for one that is not to be reported.
+        """
+        parameter = next(self.decoder.parameters())
+        encoder_out = encoder_out.to(parameter)
+        num_frames = [encoder_out.size(1)] * encoder_out.size(0)
+        if encoder_lengths is not None:
+            num_frames = encoder_lengths.tolist()
+        hypotheses = [
+            self.beam_search(frames[:length])[0].yseq[1:]
+            for frames, length in zip(encoder_out, num_frames, strict=True)
+        ]
+        hypothesis_text, reference_text = self.convert_to_char(hypotheses, target)
+        cer = wer = None
+        if self.report_cer:
+            cer = self.calculate_cer(hypothesis_text, reference_text)
+        if self.report_wer:
+            wer = self.calculate_wer(hypothesis_text, reference_text)
+        return cer, wer
+
+    def calculate_cer(
+        self, char_pred: Sequence[str], char_target: Sequence[str]
+    ) -> float:
+        """Character errors over reference characters, blanks between words aside.
+
+        Where no reference has a character, the hypotheses' characters (all of them
+        insertions) over one: a number in every batch, 0 for silence kept silent.
+        """
+        if any(text.replace(" ", "") for text in char_target):
+            return super().calculate_cer(char_pred, char_target)
+        return float(sum(len(text.replace(" ", "")) for text in char_pred))
+
+    def calculate_wer(
+        self, char_pred: Sequence[str], char_target: Sequence[str]
+    ) -> float:
+        """Word errors over reference words; without any, as ``calculate_cer``."""
+        if any(text.split() for text in char_target):
+            return super().calculate_wer(char_pred, char_target)
+        return float(sum(len(text.split()) for text in char_pred))
+
+
+def ctc_character_error_rate(
+    best_path: torch.Tensor,
+    encoder_lengths: torch.Tensor,
+    labels: torch.Tensor,
+    token_list: Sequence[str],
+    skipped_ids: frozenset[int],
+) -> float:
+    """Character error rate of the CTC head's best path.
+
+    Args:
+        best_path: (B, T) most probable token of each frame.
+        encoder_lengths: (B,) valid frames.
+        labels: (B, U) references, padded with a negative id.
+        token_list: The tokens' texts.
+        skipped_ids: Tokens that are not characters: blank, and the space between
+            words.
+
+    Returns:
+        Edit operations over reference characters; where there are none, over one.
+    """
+    import editdistance
+
+    edits = num_characters = 0
+    rows = zip(
+        best_path.tolist(), encoder_lengths.tolist(), labels.tolist(), strict=True
+    )
+    for path, num_frames, reference in rows:
+        tokens = [token for token, _ in groupby(path[:num_frames])]
+        hypothesis_text = _text(tokens, token_list, skipped_ids)
+        reference_text = _text(reference, token_list, skipped_ids)
+        edits += editdistance.eval(hypothesis_text, reference_text)
+        num_characters += len(reference_text)
+    return edits / max(num_characters, 1)
+
+
+def _text(
+    token_ids: Sequence[int], token_list: Sequence[str], skipped_ids: frozenset[int]
+) -> str:
+    return "".join(
+        token_list[token]
+        for token in token_ids
+        if token >= 0 and token not in skipped_ids
+    )
