@@ -14,6 +14,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from espnet_sampled_rnnt.registration import autoload as _autoload
+
 if TYPE_CHECKING:
     from espnet_sampled_rnnt.loss.transducer import transducer_loss
     from espnet_sampled_rnnt.vocabulary import SampledVocabulary, sample_vocabulary
@@ -39,3 +41,6 @@ def __getattr__(name: str):
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+_autoload()

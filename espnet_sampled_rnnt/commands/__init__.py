@@ -1,0 +1,26 @@
+"""The commands of ``python -m espnet_sampled_rnnt``: one module and one line each."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["COMMANDS", "Command"]
+
+
+class Command(NamedTuple):
+    """Where a command lives and what it does.
+
+    The module, imported only when the command is run, has a function
+    ``main(arguments: list[str]) -> int`` that returns the exit code.
+    """
+
+    module: str
+    summary: str
+
+
+COMMANDS = {
+    "doctor": Command(
+        "espnet_sampled_rnnt.commands.doctor",
+        "say what is installed, what can run here, and how to mend the rest",
+    ),
+}
