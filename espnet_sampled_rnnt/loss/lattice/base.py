@@ -1,0 +1,77 @@
+"""What a lattice backend offers; the contract is in the package's docstring."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+# Stands for log 0 in libraries whose gradient makes NaN of -inf: below any sum of
+# real log probabilities, far above the end of float32.
+LOG_ZERO = -1e30
+
+
+class Backend(ABC):
+    """One way to run the lattice.
+
+    Attributes:
+        name: as given to ``backend=``.
+    """
+
+    name: str
+
+    @abstractmethod
+    def unavailable(
+        self, device: torch.device, dtype: torch.dtype = torch.float32
+    ) -> str | None:
+        """None where it can run, else the reason and what to install or choose."""
+
+    @abstractmethod
+    def run(
+        self,
+        arcs: Tensor,
+        frames: Sequence[int],
+        labels: Sequence[int],
+        occupancies: bool,
+    ) -> Tensor:
+        """Losses of the utterances; ``arcs`` become occupancies where asked.
+
+        Args:
+            arcs: (n, 2) float32 or float64, contiguous, overwritten.
+            frames: T_b of each utterance.
+            labels: U_b of each utterance.
+            occupancies: whether ``arcs`` shall hold the occupancies afterwards.
+
+        Returns:
+            (G,) losses in nats, in the type of ``arcs``.
+        """
+
+
+class Padding:
+    """Moves arcs between (n, 2), without padding, and (G, T, U + 1, 2)."""
+
+    def __init__(
+        self, frames: Sequence[int], labels: Sequence[int], device: torch.device
+    ) -> None:
+        widths = [u + 1 for u in labels]
+        counts = [t * w for t, w in zip(frames, widths, strict=True)]
+        self._shape = (len(counts), max(frames), max(widths))
+        width, count = torch.tensor([widths, counts]).to(device)
+        # The size is given, for else repeat_interleave would wait for the device.
+        self._member = torch.repeat_interleave(count, output_size=sum(counts))
+        first = count.cumsum(0) - count
+        local = torch.arange(sum(counts), device=device) - first[self._member]
+        self._frame = local // width[self._member]
+        self._label = local % width[self._member]
+
+    def pad(self, arcs: Tensor, fill: float) -> Tensor:
+        """``arcs`` (n, 2) as a padded (G, T, U + 1, 2), ``fill`` on padding."""
+        padded = arcs.new_full((*self._shape, 2), fill)
+        padded[self._member, self._frame, self._label] = arcs
+        return padded
+
+    def unpad_into(self, padded: Tensor, arcs: Tensor) -> None:
+        """Write the valid part of ``padded`` (G, T, U + 1, 2) into ``arcs``."""
+        arcs.copy_(padded[self._member, self._frame, self._label])
