@@ -5,7 +5,8 @@
 #
 # PYTHON: a version (3.12) or an executable; by default the newest ESPnet's 3.12 or
 # 3.13, else an older one with a word on what it cannot do. A second call returns
-# at once unless setup.cfg, pyproject.toml or this script changed.
+# at once unless setup.cfg, pyproject.toml or this script changed. NEED_RECIPES=1:
+# refuse a Python whose ESPnet comes without recipes (make demo sets it).
 set -euo pipefail
 
 venv=${1:?usage: scripts/environment.sh VENV_DIR [PYTHON]}
@@ -50,6 +51,18 @@ fingerprint() {
     { cat setup.cfg pyproject.toml scripts/environment.sh; echo "${root} $(version_of "$1")"; } | cksum
 }
 
+# Says what an older Python cannot do; ends here if recipes are what is wanted.
+check_release() {
+    case ${have} in
+        3.12 | 3.13) return ;;
+        3.10 | 3.11) ;;
+        *) fail "Python ${have}: 3.10 to 3.13 are supported" ;;
+    esac
+    [ -z "${ESPNET_ROOT:-}" ] || return 0
+    say "Python ${have} gets ESPnet 202511, whose recipe tree (egs2) is not on PyPI: recipes and 'make demo' need Python 3.12 or 3.13 (PYTHON=/path/to/python3.12), or ESPNET_ROOT=<git checkout of ESPnet v.202511>; the tests run"
+    [ "${NEED_RECIPES:-0}" = 0 ] || exit 1
+}
+
 python=${venv}/bin/python
 have=$(version_of "${python}")
 if [ -n "${have}" ]; then
@@ -60,6 +73,7 @@ if [ -n "${have}" ]; then
     esac
     [ -z "${wanted}" ] || [ "${asked}" = "${have}" ] \
         || fail "${venv} runs Python ${have}, asked for ${wanted}: give another VENV, or remove it"
+    check_release
     if [ "$(cat "${stamp}" 2>/dev/null)" = "$(fingerprint "${python}")" ]; then
         exit 0
     fi
@@ -76,17 +90,11 @@ else
             [ -n "$(version_of "${base}")" ] || fail "${base} does not run, or lacks venv and ensurepip" ;;
     esac
     have=$(version_of "${base}")
+    check_release
     say "Python ${have} from ${base} -> ${venv}"
     rm -f "${stamp}"
     "${base}" -m venv --clear "${venv}"
 fi
-
-case ${have} in
-    3.10 | 3.11)
-        say "Python ${have} gets ESPnet 202511, whose recipe tree (egs2) is not on PyPI: tests run, recipes and 'make demo' need Python 3.12 or 3.13, or ESPNET_ROOT=<a git checkout of ESPnet v.202511>" ;;
-    3.12 | 3.13) ;;
-    *) fail "Python ${have}: 3.10 to 3.13 are supported" ;;
-esac
 
 # ESPnet 202511 depends on ci_sdr, whose metadata names a git URL for an unused extra.
 # pip refuses that from 26.3 on ("Distributions from PyPI cannot declare direct URL

@@ -13,7 +13,7 @@ exec ../../run_asr.sh \
     --use_lm false \
     --asr_config conf/train_asr_transducer_sampled.yaml \
     --inference_config conf/decode_asr_transducer.yaml \
-    --inference_asr_model valid.loss.ave.pth \
+    --inference_asr_model train.loss.ave.pth \
     --train_set train_nodev \
     --valid_set train_dev \
     --test_sets "train_seen train_dev test" \
