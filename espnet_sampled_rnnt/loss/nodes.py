@@ -51,6 +51,12 @@ class Group:
         """The number of nodes of the group."""
         return self.offsets[-1]
 
+    def num_rows(self, nodes: NodeSet, padded: bool) -> int:
+        """Rows of the workspace that the group takes, cut or not."""
+        if not padded:
+            return self.num_nodes
+        return len(self.utterances) * max(nodes.count(b) for b in self.utterances)
+
 
 def make_groups(nodes: NodeSet, capacity: int, padded: bool) -> list[Group]:
     """Pack utterances into groups of at most ``capacity`` rows of the workspace.

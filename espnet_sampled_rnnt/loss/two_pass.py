@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from espnet_sampled_rnnt.loss.lattice import Backend
+from espnet_sampled_rnnt.loss.memory import row_bytes
 from espnet_sampled_rnnt.loss.nodes import (
     Chunk,
     Group,
@@ -78,47 +79,40 @@ class Gradients:
         return self.enc, self.dec, self.output.weight, self.output.bias
 
 
-def bytes_per_row(problem: Problem, joint_size: int) -> int:
-    """Workspace of a node: its logits, h and the gradient of h, arcs and columns."""
-    width = problem.dtype.itemsize
-    # An activation that autograd differentiates holds three more of h's size.
-    copies = 2 if problem.options.activation.from_output else 5
-    return width * (problem.columns.size + copies * joint_size + 4) + 16
-
-
 class Workspace:
-    """Buffers that all chunks share."""
+    """Buffers that all chunks share, sized once for the largest group."""
 
     def __init__(self, problem: Problem, joint_size: int, device: torch.device) -> None:
         self.problem = problem
         self.joint_size = joint_size
-        self.device = device
         limit = problem.options.chunk_bytes or default_chunk_bytes(device)
-        self.capacity = max(1, limit // bytes_per_row(problem, joint_size))
+        # An activation that autograd differentiates holds three more of h's size.
+        copies = 2 if problem.options.activation.from_output else 5
+        size = row_bytes(
+            problem.columns.size, joint_size, problem.dtype.itemsize, copies
+        )
+        self.capacity = max(1, limit // size)
+        padded = problem.gather and not problem.columns.shared
+        self.groups = make_groups(problem.nodes, self.capacity, padded)
+        self.rows = max(
+            min(group.num_rows(problem.nodes, padded), self.capacity)
+            for group in self.groups
+        )
+        self._new = partial(torch.empty, dtype=problem.dtype, device=device)
         self._buffers: dict[str, Tensor] = {}
-
-    def _buffer(self, name: str, rows: int, width: int) -> Tensor:
-        needed = rows * width
-        buffer = self._buffers.get(name)
-        if buffer is None or buffer.numel() < needed:
-            # Groups differ in size: forget the smaller one before making a larger.
-            self._buffers.pop(name, None)
-            buffer = torch.empty(needed, dtype=self.problem.dtype, device=self.device)
-            self._buffers[name] = buffer
-        return buffer
 
     def take(
         self, name: str, rows: tuple[int, int], width: int, offset: int = 0
     ) -> Tensor:
         """An uninitialised (*rows, width) at row ``offset`` of the buffer ``name``."""
-        count = rows[0] * rows[1]
-        buffer = self._buffer(name, offset + count, width)
-        return buffer[offset * width : (offset + count) * width].view(*rows, width)
-
-    def reserve(self, rows: int, columns: int) -> None:
-        """Make room for ``rows`` rows of h and of logits at once."""
-        self._buffer("h", rows, self.joint_size)
-        self._buffer("logits", rows, columns)
+        # Utterances differ in the width of their logits: rows are counted in the
+        # largest, so that no chunk lies over another.
+        widest = self.problem.columns.size if name == "logits" else width
+        if name not in self._buffers:
+            self._buffers[name] = self._new(self.rows * widest)
+        start = offset * widest
+        stop = start + rows[0] * rows[1] * width
+        return self._buffers[name][start:stop].view(*rows, width)
 
 
 class GroupPasses:
@@ -155,10 +149,6 @@ class GroupPasses:
         else:
             self._places = [0] * len(rows)
             self._kept = {len(rows) - 1}
-        workspace.reserve(
-            max(p + r for p, r in zip(self._places, rows, strict=True)),
-            problem.columns.size,
-        )
 
     @property
     def frames(self) -> list[int]:
@@ -358,14 +348,13 @@ def _run(
 ) -> tuple[Tensor, Gradients | None, list[Tensor]]:
     """Losses (B,); with ``at_once`` the gradients too, else the occupancies."""
     workspace = Workspace(problem, enc.size(-1), enc.device)
-    groups = make_groups(problem.nodes, workspace.capacity, _padded(problem))
     want = any(wanted)
     gradients = None
     if want and at_once:
         gradients = _zero_gradients(problem, enc, dec, weight, bias, wanted)
     losses = torch.empty(enc.size(0), dtype=problem.dtype, device=enc.device)
     kept: list[Tensor] = []
-    for group in groups:
+    for group in workspace.groups:
         passes = GroupPasses(problem, group, workspace, enc, dec, weight, bias)
         arcs = passes.first_pass()
         found = problem.backend.run(arcs, passes.frames, passes.labels, want)
@@ -398,12 +387,11 @@ def _second_pass_of_all(
 ) -> Gradients:
     """Pass 2 in backward, for an upstream gradient (B,) of each utterance."""
     workspace = Workspace(problem, enc.size(-1), enc.device)
-    groups = make_groups(problem.nodes, workspace.capacity, _padded(problem))
     gradients = _zero_gradients(problem, enc, dec, weight, bias, wanted)
     upstream = upstream.to(problem.dtype)
     # Occupancies of 0 alone do not mark a bad utterance; those of (0, 0) do: a path
     # leaves it, so they sum to 1 where there is one.
-    for group, arcs in zip(groups, occupancies, strict=True):
+    for group, arcs in zip(workspace.groups, occupancies, strict=True):
         passes = GroupPasses(problem, group, workspace, enc, dec, weight, bias)
         first = torch.tensor(group.offsets[:-1], device=arcs.device)
         bad = torch.zeros(enc.size(0), dtype=torch.bool, device=enc.device)
@@ -416,10 +404,6 @@ def _second_pass_of_all(
         passes.second_pass(arcs * scale[:, None], _some(bad), gradients, kept=False)
     gradients.output.finish()
     return gradients
-
-
-def _padded(problem: Problem) -> bool:
-    return problem.gather and not problem.columns.shared
 
 
 def _place(losses: Tensor, group: Group, found: Tensor) -> None:
