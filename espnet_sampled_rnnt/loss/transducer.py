@@ -98,33 +98,60 @@ def transducer_loss(
     options = LossOptions.checked(
         correction, activation, blank, reduction, fastemit_lambda, backend, chunk_bytes
     )
+    problem = make_problem(
+        enc,
+        dec,
+        weight,
+        bias,
+        targets,
+        enc_lengths,
+        target_lengths,
+        vocabulary,
+        options,
+    )
+    want = torch.is_grad_enabled() and any(
+        x is not None and x.requires_grad for x in (enc, dec, weight, bias)
+    )
+    return TwoPass.apply(enc, dec, weight, bias, problem, want)
+
+
+def make_problem(
+    enc: Tensor,
+    dec: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    enc_lengths: Tensor,
+    target_lengths: Tensor,
+    vocabulary: SampledVocabulary | None,
+    options: LossOptions,
+) -> Problem:
+    """Check the arguments of :func:`transducer_loss` and make the passes' task."""
     _check_tensors(enc, dec, weight, bias, targets, enc_lengths, target_lengths)
     frames = check_lengths("enc_lengths", enc_lengths, enc.size(0), enc.size(1), 1)
     labels = check_lengths(
         "target_lengths", target_lengths, enc.size(0), targets.size(1), 0
     )
-    host_targets = check_targets(targets, labels, weight.size(0), blank)
+    host_targets = check_targets(targets, labels, weight.size(0), options.blank)
     floats = [x for x in (enc, dec, weight, bias) if x is not None]
     wide = any(x.dtype == torch.float64 for x in floats)
     dtype = torch.float64 if wide else torch.float32
     if vocabulary is None:
         columns = OutputColumns(size=weight.size(0), shared=True)
-        local, blank_columns = host_targets, np.full(len(frames), blank)
+        local, blank_columns = host_targets, np.full(len(frames), options.blank)
     else:
         columns, local, blank_columns = _columns_of(
             vocabulary, host_targets, labels, enc.device, weight.size(0), options
         )
-    problem = Problem(
+    return Problem(
         nodes=NodeSet(tuple(frames.tolist()), tuple(labels.tolist())),
         columns=columns,
         arc_columns=_arc_columns(local, labels, blank_columns).to(enc.device),
         options=options,
-        backend=resolve(backend, enc.device, dtype),
+        backend=resolve(options.backend, enc.device, dtype),
         dtype=dtype,
         gather=enc.device.type != "cpu",
     )
-    want = torch.is_grad_enabled() and any(x.requires_grad for x in floats)
-    return TwoPass.apply(enc, dec, weight, bias, problem, want)
 
 
 def _check_tensors(
@@ -216,26 +243,53 @@ def _columns_of(
     shared = all(
         bool((array == array[:1]).all()) for array in (host_ids, host_mask, host_log)
     )
-    rows = slice(0, 1) if shared else slice(None)
+    members = slice(0, 1) if shared else slice(None)
     offset = None
     corrected = options.correction > 0.0 and bool((host_log[host_mask] != 0).any())
     if corrected:
-        offset = log_inclusion[rows].double() * -options.correction
-    if not host_mask[rows].all():
+        offset = log_inclusion[members].double() * -options.correction
+    if not host_mask[members].all():
         if offset is None:
-            offset = torch.zeros(mask[rows].shape, dtype=torch.float64, device=device)
-        offset = offset.masked_fill(~mask[rows], -torch.inf)
+            offset = torch.zeros(
+                mask[members].shape, dtype=torch.float64, device=device
+            )
+        offset = offset.masked_fill(~mask[members], -torch.inf)
     # Columns behind the last token of an utterance are not computed.
     reversed_mask = host_mask[:, ::-1]
     sizes = host_mask.shape[1] - reversed_mask.argmax(axis=1)
+    rows, row_ids = _accumulator_rows(
+        np.where(host_mask, host_ids, 0)[members], vocab_size
+    )
     columns = OutputColumns(
         size=host_mask.shape[1],
         shared=shared,
-        token_ids=token_ids[rows].masked_fill(~mask[rows], 0),
+        token_ids=token_ids[members].masked_fill(~mask[members], 0),
+        rows=None if rows is None else torch.from_numpy(rows).to(device),
+        row_ids=None if row_ids is None else torch.from_numpy(row_ids).to(device),
         offset=offset,
         sizes=tuple(sizes.tolist()),
     )
     return columns, local, blank_columns
+
+
+def _accumulator_rows(
+    token_ids: np.ndarray, vocab_size: int
+) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """Rows of the gradient's accumulator for ``token_ids``, and their tokens.
+
+    One vocabulary for all: its own order. Else the tokens that occur, or where that
+    saves little, all of them.
+    """
+    if len(token_ids) == 1:
+        return None, token_ids[0]
+    occurs = np.zeros(vocab_size, dtype=bool)
+    occurs[token_ids] = True
+    row_ids = np.flatnonzero(occurs)
+    if 2 * len(row_ids) > vocab_size:
+        return token_ids, None
+    row_of = np.empty(vocab_size, dtype=np.int64)
+    row_of[row_ids] = np.arange(len(row_ids))
+    return row_of[token_ids], row_ids
 
 
 def _check_vocabulary(
