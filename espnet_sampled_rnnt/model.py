@@ -237,16 +237,9 @@ class SampledTransducerModel(ESPnetASRModel):
 
         cer = wer = None
         if not self.training and self.error_calculator_trans is not None:
-            if torch.isfinite(loss):
-                cer, wer = self.error_calculator_trans(
-                    encoder_out, targets, encoder_out_lens
-                )
-            else:
-                # ESPnet's search never ends on scores that are not numbers. The keys
-                # stay: over several ranks every one must report the same.
-                calculator = self.error_calculator_trans
-                cer = float("nan") if calculator.report_cer else None
-                wer = float("nan") if calculator.report_wer else None
+            cer, wer = self.error_calculator_trans(
+                encoder_out, targets, encoder_out_lens
+            )
         return loss, cer, wer
 
     def _draw_vocabulary(
@@ -305,7 +298,10 @@ class SampledTransducerModel(ESPnetASRModel):
             joint_size=enc.size(2),
             vocab_size=self.vocab_size,
             sampled_size=widest,
+            shared=self.options.sampling_scope == "batch",
             chunk_bytes=self.options.loss_chunk_bytes,
+            device_type=enc.device.type,
+            bias=self.joint_network.lin_out.bias is not None,
         )
         return {
             "sampled_vocabulary_size": size,
