@@ -67,20 +67,30 @@ def peak_bytes(
     capacity = max(1, limit // row_bytes(columns, joint_size, width))
     padded = gather and not one_vocabulary
 
-    batch = len(nodes.frames)
-    gradients = width * (
-        batch * (max(frames) + max(labels) + 1) * joint_size
-        + vocab_size * (joint_size + int(bias))
-    )
-    # The sampled rows of the output layer and their gradient.
-    gathered = 0
-    if sampled_size is not None:
-        gathered = 2 * width * columns * (joint_size + 1)
     groups = make_groups(nodes, capacity, padded)
     rows = max(min(group.num_rows(nodes, padded), capacity) for group in groups)
     per_row = row_bytes(columns, joint_size, width)
     if gather:
         per_row += 5 * 8  # index tensors
-        gathered *= max(len(group.utterances) for group in groups) if padded else 1
+
+    batch = len(nodes.frames)
+    node_gradients = width * batch * (max(frames) + max(labels) + 1) * joint_size
+    output_row = width * (joint_size + int(bias))
+    dense = vocab_size * output_row
+    accumulator, gathered = dense, 0
+    if sampled_size is not None:
+        # The tokens that occur in any utterance, as many as uniform draws would give;
+        # and the sampled rows of the output layer and of their gradient.
+        missed = (1.0 - columns / vocab_size) ** (1 if shared else batch)
+        occur = round(vocab_size * (1.0 - missed))
+        if shared or 2 * occur <= vocab_size:
+            accumulator = occur * output_row
+        members = max(len(group.utterances) for group in groups) if padded else 1
+        gathered = 2 * members * columns * output_row
     arcs = 2 * width * max(group.num_nodes for group in groups)
-    return gradients + rows * per_row + gathered + arcs
+    forward = node_gradients + accumulator + gathered + rows * per_row + arcs
+    # The workspace is gone when the dense gradient is made.
+    backward = node_gradients + accumulator
+    if accumulator != dense:
+        backward += dense
+    return max(forward, backward)

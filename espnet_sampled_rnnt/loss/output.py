@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -18,12 +19,13 @@ class GatheredColumns:
     """Rows of the output layer for G utterances.
 
     Attributes:
-        token_ids: (G, K) int64, or None for all tokens in order.
+        rows: (G, K) int64, where their gradient goes, see :class:`OutputColumns`; or
+            None for all tokens in order.
         weight: (G, K, J); G = 1 where all nodes of a chunk use the same.
         bias: (G, K), or None: of the layer, the correction, -inf on padding.
     """
 
-    token_ids: Tensor | None
+    rows: Tensor | None
     weight: Tensor
     bias: Tensor | None
 
@@ -65,6 +67,10 @@ class OutputColumns:
         size: K, the largest number of them.
         shared: whether all utterances use the same.
         token_ids: (B, K) int64, (1, K) where shared, None for all V in order.
+        rows: as ``token_ids``: the row of the gradient's accumulator that belongs to
+            each; None for all in order.
+        row_ids: (R,) int64, the token of each row of the accumulator; None where the
+            accumulator has a row for each of the V tokens.
         offset: (B, K) or (1, K) added to the logits, -inf on padding; or None.
         sizes: how many leading columns each utterance needs, in host memory.
     """
@@ -72,6 +78,8 @@ class OutputColumns:
     size: int
     shared: bool
     token_ids: Tensor | None = None
+    rows: Tensor | None = None
+    row_ids: Tensor | None = None
     offset: Tensor | None = None
     sizes: tuple[int, ...] = ()
 
@@ -90,69 +98,73 @@ class OutputColumns:
                 None if bias is None else bias.to(dtype)[None],
             )
         if self.shared:
-            rows, size = slice(0, 1), self.size
+            members, size = slice(0, 1), self.size
         elif len(utterances) == 1:
-            rows = slice(utterances[0], utterances[0] + 1)
+            members = slice(utterances[0], utterances[0] + 1)
             size = self.sizes[utterances[0]]
         else:
-            rows = torch.tensor(utterances, device=weight.device)
+            members = torch.tensor(utterances, device=weight.device)
             size = max(self.sizes[b] for b in utterances)
-        token_ids = self.token_ids[rows, :size]
-        offset = None if self.offset is None else self.offset[rows, :size].to(dtype)
+        token_ids = self.token_ids[members, :size]
+        offset = None if self.offset is None else self.offset[members, :size].to(dtype)
         if bias is not None:
             gathered = bias[token_ids].to(dtype)
             offset = gathered if offset is None else gathered.add_(offset)
-        return GatheredColumns(token_ids, weight[token_ids].to(dtype), offset)
+        rows = None if self.rows is None else self.rows[members, :size]
+        return GatheredColumns(rows, weight[token_ids].to(dtype), offset)
 
 
 class OutputGradient:
-    """Gradients of weight (V, J) and bias (V,), None where not wanted."""
+    """Sums of the gradients of weight and bias, over the rows that occur.
+
+    The dense gradients of weight (V, J) and bias (V,) are made at the very end, in
+    the type of the parameter, so that with a sampled vocabulary neither time nor
+    memory before that depends on V.
+
+    Attributes:
+        weight: (R, J) or None where not wanted.
+        bias: (R,) or None where not wanted.
+    """
 
     def __init__(
-        self, columns: OutputColumns, weight: Tensor | None, bias: Tensor | None
+        self,
+        columns: OutputColumns,
+        weight: Tensor,
+        bias: Tensor | None,
+        wanted: tuple[bool, bool],
+        dtype: torch.dtype,
     ) -> None:
-        self.weight = weight
-        self.bias = bias
-        # Where all utterances share a part of the columns, sums over it are kept
-        # apart and scattered once.
-        self._shared_ids = (
-            columns.token_ids[0]
-            if (columns.shared and columns.token_ids is not None)
-            else None
-        )
-        self._weight_part = self._bias_part = None
-        if self._shared_ids is not None:
-            if weight is not None:
-                self._weight_part = weight.new_zeros(columns.size, weight.size(1))
-            if bias is not None:
-                self._bias_part = bias.new_zeros(columns.size)
+        self._row_ids = columns.row_ids
+        rows = weight.size(0) if self._row_ids is None else len(self._row_ids)
+        zeros = partial(torch.zeros, dtype=dtype, device=weight.device)
+        self.weight = zeros(rows, weight.size(1)) if wanted[0] else None
+        self.bias = zeros(rows) if wanted[1] and bias is not None else None
 
     def add(self, columns: GatheredColumns, error: Tensor, hidden: Tensor) -> None:
         """Add what ``error`` (G, n, K) and ``hidden`` (G, n, J) make."""
-        whole = columns.token_ids is None or self._shared_ids is not None
-        if whole:
-            shared = self._shared_ids is not None
-            weight = self._weight_part if shared else self.weight
-            bias = self._bias_part if shared else self.bias
-            if weight is not None:
-                weight.addmm_(error[0].t(), hidden[0])
-            if bias is not None:
-                bias.add_(error[0].sum(dim=0))
+        if columns.rows is None:
+            if self.weight is not None:
+                self.weight.addmm_(error[0].t(), hidden[0])
+            if self.bias is not None:
+                self.bias.add_(error[0].sum(dim=0))
             return
-        ids = columns.token_ids.flatten()
+        rows = columns.rows.flatten()
         if self.weight is not None:
             if error.size(0) == 1:
                 part = torch.mm(error[0].t(), hidden[0])
             else:
                 part = torch.bmm(error.transpose(1, 2), hidden).flatten(0, 1)
-            self.weight.index_add_(0, ids, part)
+            self.weight.index_add_(0, rows, part)
         if self.bias is not None:
-            self.bias.index_add_(0, ids, error.sum(dim=1).flatten())
+            self.bias.index_add_(0, rows, error.sum(dim=1).flatten())
 
-    def finish(self) -> None:
-        """Scatter what was kept apart."""
-        if self._weight_part is not None:
-            self.weight.index_add_(0, self._shared_ids, self._weight_part)
-        if self._bias_part is not None:
-            self.bias.index_add_(0, self._shared_ids, self._bias_part)
-        self._weight_part = self._bias_part = None
+    def dense(self, total: Tensor | None, like: Tensor | None) -> Tensor | None:
+        """``total``, one of the two sums, as the gradient of ``like``."""
+        if total is None:
+            return None
+        if self._row_ids is None:
+            return total.to(like.dtype)
+        # Added, not copied: padding names a token that may stand elsewhere too.
+        return torch.zeros_like(like, memory_format=torch.contiguous_format).index_add_(
+            0, self._row_ids, total.to(like.dtype)
+        )

@@ -62,7 +62,7 @@ class Problem:
 class Gradients:
     """Gradients in the computing type, None where not wanted.
 
-    enc (B, T, J), dec (B, U + 1, J), output: of weight (V, J) and bias (V,).
+    enc (B, T, J), dec (B, U + 1, J); output: of weight and bias, not yet dense.
     """
 
     enc: Tensor | None
@@ -74,9 +74,22 @@ class Gradients:
         """Whether anything on the side of enc and dec is wanted."""
         return self.enc is not None or self.dec is not None
 
-    def tensors(self) -> tuple[Tensor | None, ...]:
-        """enc, dec, weight, bias."""
-        return self.enc, self.dec, self.output.weight, self.output.bias
+    def scale(self, factor: Tensor) -> None:
+        """Multiply by a scalar, in place."""
+        for total in (self.enc, self.dec, self.output.weight, self.output.bias):
+            if total is not None:
+                total.mul_(factor)
+
+    def results(
+        self, enc: Tensor, dec: Tensor, weight: Tensor, bias: Tensor | None
+    ) -> list[Tensor | None]:
+        """Gradients of the inputs, in their types and shapes; None where not wanted."""
+        return [
+            None if self.enc is None else self.enc.to(enc.dtype),
+            None if self.dec is None else self.dec.to(dec.dtype),
+            self.output.dense(self.output.weight, weight),
+            self.output.dense(self.output.bias, bias),
+        ]
 
 
 class Workspace:
@@ -292,7 +305,6 @@ class TwoPass(torch.autograd.Function):
                 gradients = _second_pass_of_all(
                     problem, *inputs, ctx.wanted, ctx.occupancies, upstream
                 )
-                tensors = gradients.tensors()
             else:
                 gradients = ctx.gradients
                 # Handed out once, scaled in place: a copy would double the memory.
@@ -300,14 +312,8 @@ class TwoPass(torch.autograd.Function):
                 ctx.gradients = None
                 if gradients is None:
                     _, gradients, _ = _run(problem, *inputs, ctx.wanted, True)
-                tensors = gradients.tensors()
-                for tensor in tensors:
-                    if tensor is not None:
-                        tensor.mul_(upstream)
-            results = [
-                None if tensor is None else tensor.to(like.dtype)
-                for tensor, like in zip(tensors, inputs, strict=True)
-            ]
+                gradients.scale(upstream)
+            results = gradients.results(*inputs)
         if torch.is_grad_enabled():  # create_graph=True
             results = [
                 None if result is None else _NoDoubleBackward.apply(result, like)
@@ -369,8 +375,6 @@ def _run(
             else:
                 arcs *= _scale(problem)
                 passes.second_pass(arcs, _bad(losses), gradients, kept=True)
-    if gradients is not None:
-        gradients.output.finish()
     # Rounding can leave a loss of about 0 below 0.
     return losses.clamp_(min=0.0), gradients, kept
 
@@ -402,7 +406,6 @@ def _second_pass_of_all(
             output_size=group.num_nodes,
         )
         passes.second_pass(arcs * scale[:, None], _some(bad), gradients, kept=False)
-    gradients.output.finish()
     return gradients
 
 
@@ -438,7 +441,5 @@ def _zero_gradients(
     return Gradients(
         enc=zeros(enc, wanted[0]),
         dec=zeros(dec, wanted[1]),
-        output=OutputGradient(
-            problem.columns, zeros(weight, wanted[2]), zeros(bias, wanted[3])
-        ),
+        output=OutputGradient(problem.columns, weight, bias, wanted[2:], problem.dtype),
     )
