@@ -93,5 +93,5 @@ def test_a_bad_counts_file_is_refused_by_line(tmp_path, text, message):
 
 
 def test_a_missing_counts_file_is_named(tmp_path):
-    with pytest.raises(ValueError, match="counts file .*nowhere: No such file"):
+    with pytest.raises(ValueError, match=r"counts file .*nowhere: No such file"):
         read_counts(tmp_path / "nowhere", ["a"])
