@@ -59,12 +59,20 @@ class Activation:
             )
         if self.name == "identity":
             return gradient
+        # Made before gradients are enabled: enc and dec may require one of their own.
+        leaf = make_input().detach()
         with torch.enable_grad():
-            leaf = make_input().detach().requires_grad_()
+            leaf.requires_grad_()
             # The clone lets activations that work in place do so.
             value = self.function(leaf.clone())
             (result,) = torch.autograd.grad(value, leaf, gradient)
         return gradient.copy_(result)
+
+
+def _flattened_swish(x: torch.Tensor) -> torch.Tensor:
+    """x sigmoid(x) - 0.2 where that is >= 0, else -0.2: with a step, as in ESPnet."""
+    shifted = x * torch.sigmoid(x) - 0.2
+    return torch.where(shifted >= 0.0, shifted, -0.2)
 
 
 _FROM_OUTPUT = {
@@ -79,7 +87,7 @@ _BY_AUTOGRAD = {
     "mish": torch.nn.functional.mish,
     "selu": torch.nn.functional.selu,
     "swish": torch.nn.functional.silu,
-    "ftswish": lambda x: torch.clamp(x * torch.sigmoid(x) - 0.2, min=-0.2),
+    "ftswish": _flattened_swish,
     "smish": lambda x: x * torch.tanh(torch.log1p(torch.sigmoid(x))),
 }
 ACTIVATION_NAMES = (*_FROM_OUTPUT, *_BY_AUTOGRAD)
