@@ -2,80 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
-import types
 
 import pytest
-import torch
-
-TOKENS = ("<blank>", "<unk>", "<space>", "a", "b", "c", "d", "e", "<sos/eos>")
-NUM_FEATURES = 6
-
-
-def tiny_asr_config(**changes: object) -> dict[str, object]:
-    """An ESPnet ASR configuration of a transducer that builds in milliseconds.
-
-    It takes features of ``NUM_FEATURES`` and has no dropout.
-    """
-    config: dict[str, object] = {
-        "token_list": list(TOKENS),
-        "input_size": NUM_FEATURES,
-        "specaug": None,
-        "normalize": None,
-        "encoder": "transformer",
-        "encoder_conf": {
-            "output_size": 8,
-            "attention_heads": 2,
-            "linear_units": 8,
-            "num_blocks": 2,
-            "dropout_rate": 0.0,
-            "positional_dropout_rate": 0.0,
-            "attention_dropout_rate": 0.0,
-            "input_layer": "linear",
-        },
-        "decoder": "transducer",
-        "decoder_conf": {"rnn_type": "gru", "num_layers": 1, "hidden_size": 7},
-        "joint_net_conf": {"joint_space_size": 5},
-        "ctc_conf": {},
-        "model": "sampled_transducer",
-        "model_conf": {"ctc_weight": 0.3, "num_samples": 3},
-        "init": None,
-    }
-    config.update(changes)
-    return config
+from support.asr_models import warprnnt_stand_in
 
 
 @pytest.fixture
-def build_asr_model():
-    """A function (seed=0, **changes to ``tiny_asr_config``) -> ESPnet ASR model."""
-    from espnet2.tasks.asr import ASRTask
-
-    import espnet_sampled_rnnt  # noqa: F401 - registers
-
-    def build(seed: int = 0, **changes: object) -> torch.nn.Module:
-        torch.manual_seed(seed)
-        return ASRTask.build_model(argparse.Namespace(**tiny_asr_config(**changes)))
-
-    return build
-
-
-@pytest.fixture
-def warprnnt_stand_in(monkeypatch):
-    """Let ESPnet's own transducer be built, with torchaudio's loss in it.
-
-    ``warprnnt_pytorch``, which ESPnet's transducer imports, is in no registry.
-    """
-    from torchaudio.functional import rnnt_loss
-
-    class RNNTLoss(torch.nn.Module):
-        def __init__(self, blank: int = 0, fastemit_lambda: float = 0.0) -> None:
-            super().__init__()
-            self.blank = blank
-
-        def forward(self, logits, targets, frames, labels):
-            return rnnt_loss(logits, targets, frames, labels, blank=self.blank)
-
-    module = types.ModuleType("warprnnt_pytorch")
-    module.RNNTLoss = RNNTLoss
-    monkeypatch.setitem(sys.modules, "warprnnt_pytorch", module)
+def espnets_own_transducer(monkeypatch):
+    """Let ESPnet's own transducer be built."""
+    monkeypatch.setitem(sys.modules, "warprnnt_pytorch", warprnnt_stand_in())

@@ -7,7 +7,12 @@ import math
 
 import pytest
 import torch
-from conftest import NUM_FEATURES, TOKENS, tiny_asr_config
+from support.asr_models import (
+    NUM_FEATURES,
+    TOKENS,
+    build_asr_model,
+    tiny_asr_config,
+)
 
 UNSAMPLED = {"ctc_weight": 0.3, "num_samples": 0}
 OURS = {
@@ -64,13 +69,13 @@ def gradients(model) -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture
-def stock(build_asr_model, warprnnt_stand_in):
+def stock(espnets_own_transducer):
     """ESPnet's own transducer, torchaudio's loss in it."""
     return build_asr_model(model="espnet", model_conf={"ctc_weight": 0.3}).eval()
 
 
 @pytest.mark.parametrize("changes", [{}, OURS], ids=["stock decoder", "our decoder"])
-def test_checkpoints_load_both_ways(build_asr_model, stock, changes):
+def test_checkpoints_load_both_ways(stock, changes):
     model = build_asr_model(seed=1, **changes)
     assert model.state_dict().keys() == stock.state_dict().keys()
     model.load_state_dict(stock.state_dict(), strict=True)
@@ -78,7 +83,7 @@ def test_checkpoints_load_both_ways(build_asr_model, stock, changes):
 
 
 @pytest.mark.parametrize("changes", [{}, OURS], ids=["stock decoder", "our decoder"])
-def test_validation_is_that_of_espnet(build_asr_model, stock, changes):
+def test_validation_is_that_of_espnet(stock, changes):
     model = build_asr_model(seed=1, **changes).eval()
     model.load_state_dict(stock.state_dict())
     batch = make_batch(num_labels=(4, 2, 3), num_frames=(12, 12, 12))
@@ -92,7 +97,7 @@ def test_validation_is_that_of_espnet(build_asr_model, stock, changes):
 
 
 @pytest.mark.parametrize("num_samples", [0, None, len(TOKENS)])
-def test_training_on_all_tokens_is_that_of_espnet(build_asr_model, stock, num_samples):
+def test_training_on_all_tokens_is_that_of_espnet(stock, num_samples):
     conf = {"ctc_weight": 0.3, "num_samples": num_samples}
     model = build_asr_model(seed=1, model_conf=conf).train()
     model.load_state_dict(stock.state_dict())
@@ -103,7 +108,7 @@ def test_training_on_all_tokens_is_that_of_espnet(build_asr_model, stock, num_sa
         torch.testing.assert_close(ours[name], gradient, rtol=1e-4, atol=1e-6, msg=name)
 
 
-def test_training_samples_and_validation_does_not(build_asr_model, stock):
+def test_training_samples_and_validation_does_not(stock):
     conf = {"ctc_weight": 0.3, "num_samples": 2}
     model = build_asr_model(model_conf=conf)
     model.load_state_dict(stock.state_dict())
@@ -114,7 +119,7 @@ def test_training_samples_and_validation_does_not(build_asr_model, stock):
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_every_joint_activation(build_asr_model, stock, warprnnt_stand_in, activation):
+def test_every_joint_activation(stock, espnets_own_transducer, activation):
     joint = {"joint_space_size": 5, "joint_activation_type": activation}
     reference = build_asr_model(model="espnet", model_conf={}, joint_net_conf=joint)
     model = build_asr_model(model_conf={"num_samples": 0}, joint_net_conf=joint)
@@ -124,7 +129,7 @@ def test_every_joint_activation(build_asr_model, stock, warprnnt_stand_in, activ
 
 
 @pytest.mark.parametrize("ctc_weight", [0.0, 0.4, 1.0])
-def test_ctc_is_added_not_interpolated(build_asr_model, ctc_weight, caplog):
+def test_ctc_is_added_not_interpolated(ctc_weight, caplog):
     model = build_asr_model(model_conf={"ctc_weight": ctc_weight}).eval()
     assert "decoder to none" not in caplog.text
     loss, stats = run(model)
@@ -136,7 +141,7 @@ def test_ctc_is_added_not_interpolated(build_asr_model, ctc_weight, caplog):
     torch.testing.assert_close(loss, expected)
 
 
-def test_intermediate_ctc(build_asr_model, stock, warprnnt_stand_in):
+def test_intermediate_ctc(stock, espnets_own_transducer):
     encoder_conf = {
         **tiny_asr_config()["encoder_conf"],
         "interctc_layer_idx": [1],
@@ -153,7 +158,7 @@ def test_intermediate_ctc(build_asr_model, stock, warprnnt_stand_in):
     assert math.isfinite(float(stats["cer_interctc_layer1"]))
 
 
-def test_statistics_of_a_validation_batch_are_numbers(build_asr_model):
+def test_statistics_of_a_validation_batch_are_numbers():
     # espnet/espnet 4054 and 4813: cer_ctc was shown as nan.
     _, stats = run(build_asr_model().eval())
     for name in (
@@ -172,7 +177,7 @@ def test_statistics_of_a_validation_batch_are_numbers(build_asr_model):
 
 
 @pytest.mark.parametrize("scope", ["example", "batch"])
-def test_training_reports_the_size_of_the_vocabulary(build_asr_model, scope):
+def test_training_reports_the_size_of_the_vocabulary(scope):
     conf = {"ctc_weight": 0.3, "num_samples": 2, "sampling_scope": scope}
     model = build_asr_model(model_conf=conf).train()
     batch = make_batch()
@@ -185,7 +190,7 @@ def test_training_reports_the_size_of_the_vocabulary(build_asr_model, scope):
     assert list(stats) == list(run(model, **make_batch(seed=2))[1])
 
 
-def test_no_error_rates_where_none_are_asked_for(build_asr_model):
+def test_no_error_rates_where_none_are_asked_for():
     conf = {"ctc_weight": 0.3, "report_cer": False, "report_wer": False}
     _, stats = run(build_asr_model(model_conf=conf).eval())
     assert (
@@ -194,7 +199,7 @@ def test_no_error_rates_where_none_are_asked_for(build_asr_model):
 
 
 @pytest.mark.parametrize("mode", ["train", "eval"])
-def test_a_batch_of_empty_transcripts(build_asr_model, mode):
+def test_a_batch_of_empty_transcripts(mode):
     model = getattr(build_asr_model(), mode)()
     loss, stats = run(model, **make_batch(num_labels=(0, 0, 0)))
     loss.backward()
@@ -204,7 +209,7 @@ def test_a_batch_of_empty_transcripts(build_asr_model, mode):
 
 
 @torch.no_grad()
-def test_padding_is_not_decoded(build_asr_model):
+def test_padding_is_not_decoded():
     model = build_asr_model().eval()
     # The CTC head never says blank, the transducer rarely does, so that about every
     # frame that is decoded adds a token.
@@ -229,9 +234,7 @@ def test_padding_is_not_decoded(build_asr_model):
 
 @torch.no_grad()
 @pytest.mark.parametrize("bias", [float("nan"), -40.0])
-def test_validation_ends_where_the_search_of_espnet_does_not(
-    build_asr_model, bias, caplog
-):
+def test_validation_ends_where_the_search_of_espnet_does_not(bias, caplog):
     model = build_asr_model().eval()
     model.joint_network.lin_out.bias[0] = bias
     _, stats = run(model)
@@ -239,7 +242,7 @@ def test_validation_ends_where_the_search_of_espnet_does_not(
     assert math.isfinite(float(stats["cer_transducer"]))
 
 
-def test_blank_is_where_the_token_list_has_it(build_asr_model, stock, caplog):
+def test_blank_is_where_the_token_list_has_it(stock, caplog):
     tokens = [*TOKENS[1:-1], "<blank>", "<sos/eos>"]
     conf = {"ctc_weight": 0.0, "num_samples": 2}
     model = build_asr_model(token_list=tokens, model_conf=conf)
@@ -273,7 +276,7 @@ class Recorder:
         monkeypatch.setattr(module, "sample_vocabulary", record)
 
 
-def test_draws_follow_the_seed_and_differ_between_ranks(build_asr_model, monkeypatch):
+def test_draws_follow_the_seed_and_differ_between_ranks(monkeypatch):
     tokens = ["<blank>", "<unk>", *(f"t{i}" for i in range(500)), "<sos/eos>"]
     conf = {"ctc_weight": 0.0, "num_samples": 20}
     model = build_asr_model(token_list=tokens, model_conf=conf).train()
@@ -300,7 +303,7 @@ def test_draws_follow_the_seed_and_differ_between_ranks(build_asr_model, monkeyp
     assert len(set(draws)) == len(draws)
 
 
-def test_trains_under_autocast(build_asr_model):
+def test_trains_under_autocast():
     model = build_asr_model().train()
     full, _ = run(model.eval())
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -330,7 +333,7 @@ def test_trains_under_autocast(build_asr_model):
         ("transducer_multi_blank_durations", [2, 4], "none"),
     ],
 )
-def test_wrong_value_is_refused_by_name(build_asr_model, option, value, allowed):
+def test_wrong_value_is_refused_by_name(option, value, allowed):
     with pytest.raises(ValueError) as error:
         build_asr_model(model_conf={option: value})
     message = str(error.value)
@@ -341,19 +344,19 @@ def test_wrong_value_is_refused_by_name(build_asr_model, option, value, allowed)
 @pytest.mark.parametrize(
     ("option", "value"), [("num_samples", "many"), ("logit_correction", "1")]
 )
-def test_wrong_type_is_refused(build_asr_model, option, value):
+def test_wrong_type_is_refused(option, value):
     from typeguard import TypeCheckError
 
     with pytest.raises(TypeCheckError, match=option):
         build_asr_model(model_conf={option: value})
 
 
-def test_whole_numbers_do_for_numbers(build_asr_model):
+def test_whole_numbers_do_for_numbers():
     conf = {"logit_correction": 1, "fastemit_lambda": 0, "ctc_weight": 0}
     assert build_asr_model(model_conf=conf).options.logit_correction == 1
 
 
-def test_misspelt_option_is_named(build_asr_model):
+def test_misspelt_option_is_named():
     with pytest.raises(TypeError, match=r"model_conf\.num_sample .*mean num_samples"):
         build_asr_model(model_conf={"num_sample": 3})
 
@@ -374,13 +377,13 @@ def test_options_of_espnet_show_in_the_signature():
 @pytest.mark.parametrize(
     ("decoder", "kind"), [("transformer", "TransformerDecoder"), (None, "none")]
 )
-def test_decoder_that_is_no_transducer_is_refused(build_asr_model, decoder, kind):
+def test_decoder_that_is_no_transducer_is_refused(decoder, kind):
     conf = {} if decoder is None else {"linear_units": 8, "attention_heads": 2}
     with pytest.raises(ValueError, match=f"decoder is {kind}.*sampled_transducer"):
         build_asr_model(decoder=decoder, decoder_conf=conf)
 
 
-def test_our_decoder_under_the_stock_model_says_what_to_set(build_asr_model):
+def test_our_decoder_under_the_stock_model_says_what_to_set():
     model = build_asr_model(model="espnet", model_conf={}, **OURS)
     with pytest.raises(RuntimeError, match="set `model: sampled_transducer`"):
         run(model)
