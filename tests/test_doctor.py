@@ -52,15 +52,6 @@ def test_healthy_environment():
     assert lines[-1].startswith("Training can work;")
 
 
-def test_autoload_turned_off():
-    done = run_doctor(**{doctor.TORCH_SWITCH: "0"})
-    assert done.returncode == 1
-    assert "PROBLEM espnet2.tasks.asr: no model sampled_transducer" in done.stdout
-    assert f"PROBLEM {doctor.TORCH_SWITCH}=0 turns autoload off" in done.stdout
-    assert '--python "python3 -m espnet_sampled_rnnt"' in done.stdout
-    assert "Traceback" not in done.stdout + done.stderr
-
-
 @pytest.mark.parametrize(
     ("source", "expected"),
     [
@@ -129,6 +120,17 @@ def test_own_classes_that_do_not_load_are_a_problem(monkeypatch):
     assert "no model" in absent.text
     assert cause.text == reason.removeprefix(WARNING_PREFIX)
     assert cause.fix == doctor.REINSTALL
+
+
+@pytest.mark.parametrize("switch", [SWITCH, doctor.TORCH_SWITCH])
+def test_autoload_turned_off(monkeypatch, switch):
+    monkeypatch.delenv(doctor.TORCH_SWITCH, raising=False)
+    monkeypatch.delenv(SWITCH, raising=False)
+    monkeypatch.setenv(switch, "0")
+    findings = found_by_registration({"model": ["espnet"], "decoder": ["transducer"]})
+    assert [finding.level for finding in findings] == ["problem"] * 3
+    assert findings[-1].text == f"{switch}=0 turns autoload off"
+    assert f"unset {switch}, or run 'python3 -m espnet_samp" in str(findings[-1].fix)
 
 
 def test_broken_third_party_is_a_note(monkeypatch):
