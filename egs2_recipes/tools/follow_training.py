@@ -15,17 +15,17 @@ import time
 from pathlib import Path
 
 STARTED = re.compile(r"(?:ASR|LM) training started\.\.\. log: '([^']+)'")
+AFTER = re.compile(r"Stage \d+:|Successfully finished")
 RESULTS = re.compile(r"(\d+)epoch results: (.*)")
 SECTION = re.compile(r"\[(train|valid)\] ([^\[]*)")
-SHOWN = re.compile(r"\b(loss(?!_scale)\w*|acc|cer\w*|wer\w*)=([-+.\w]+)")
+SHOWN = re.compile(r"\b(loss(?!_scale)\w*|acc|cer\w*)=([-+.\w]+)")
 POLL_SECONDS = 0.5
 
 
 def epoch_line(text: str) -> str | None:
     """One short line from a line of ESPnet's training log, None if it is another.
 
-    Byte counts and timings are left out, and so are values that are nan throughout
-    a stock model's run.
+    Left out are byte counts, timings, and what is nan because the model has none.
     """
     found = RESULTS.search(text)
     if found is None:
@@ -82,10 +82,9 @@ def main() -> int:
 
     for line in sys.stdin:
         started = STARTED.search(line)
-        if started is None and "Use ESPnet trainer" not in line:
-            # asr.sh speaks again: training is over, its last epochs come first
-            if follower is not None and re.search(r"Stage \d+:|Successfully", line):
-                stop()
+        # asr.sh speaks again: training is over, its last epochs come first
+        if follower is not None and AFTER.search(line):
+            stop()
         print(line, end="", flush=True)
         if started is not None:
             stop()

@@ -23,4 +23,8 @@ COMMANDS = {
         "espnet_sampled_rnnt.commands.doctor",
         "say what is installed, what can run here, and how to mend the rest",
     ),
+    "report": Command(
+        "espnet_sampled_rnnt.commands.report",
+        "show what a training learned: curves, error rates, memory of the loss",
+    ),
 }

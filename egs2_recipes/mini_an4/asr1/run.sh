@@ -16,5 +16,5 @@ exec ../../run_asr.sh \
     --inference_asr_model train.loss.ave.pth \
     --train_set train_nodev \
     --valid_set train_dev \
-    --test_sets "train_seen train_dev test" \
+    --test_sets "train_seen test" \
     "$@"
