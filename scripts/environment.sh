@@ -105,9 +105,14 @@ if [ "${have}" = 3.10 ] || [ "${have}" = 3.11 ]; then
 fi
 
 say "installing (5 to 6 GB with torch's CUDA build; 3 to 8 minutes the first time)"
-"${python}" -m pip install --disable-pip-version-check --progress-bar off --editable '.[test]' \
-    | { grep -v '^Requirement already satisfied' || true; }
-"${python}" - <<'EOF'
+log=${venv}/install.log
+if ! "${python}" -m pip install --disable-pip-version-check --progress-bar off \
+    --editable '.[test]' 2>&1 | tee "${log}" \
+    | { grep --line-buffered -E '^(Collecting|Installing) |^ERROR' || true; }; then
+    tail -n 20 "${log}" >&2
+    fail "pip failed; all of its output is in ${log}"
+fi
+"${python}" - 2>/dev/null <<'EOF' || fail "the packages do not import together: run ${python} -c 'import torchaudio, espnet2.tasks.asr'"
 from importlib.metadata import version
 
 import espnet2.tasks.asr

@@ -251,7 +251,7 @@ def _size_warnings(experiment: Experiment) -> list[str]:
         words = sum(len(pair.reference.split()) for pair in decoded.pairs)
         if not decoded.seen and words < _MEANINGFUL_WORDS:
             small.append(
-                f"{decoded.name} ({len(decoded.pairs)} utt., {words} words of reference)"
+                f"{decoded.name} ({len(decoded.pairs)} utt., {words} reference words)"
             )
     if not small:
         return []
