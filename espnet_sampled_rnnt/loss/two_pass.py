@@ -316,17 +316,19 @@ class TwoPass(torch.autograd.Function):
             results = gradients.results(*inputs)
         if torch.is_grad_enabled():  # create_graph=True
             results = [
-                None if result is None else _NoDoubleBackward.apply(result, like)
+                None
+                if result is None
+                else _NoDoubleBackward.apply(result, like, upstream)
                 for result, like in zip(results, inputs, strict=True)
             ]
         return (*results, None, None)
 
 
 class _NoDoubleBackward(torch.autograd.Function):
-    """Passes a gradient on and refuses to be differentiated."""
+    """Passes a gradient on and refuses to be differentiated by what made it."""
 
     @staticmethod
-    def forward(ctx, gradient, like):
+    def forward(ctx, gradient, like, upstream):
         return gradient.view_as(gradient)
 
     @staticmethod
