@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 
 import torch
+
+from espnet_sampled_rnnt.distributions import mean_posterior
 
 # The parts of ESPnet's JointNetwork that the loss reads one by one, because it
 # never calls the network as a whole: that would build the (B, T, U, V) logits.
@@ -92,3 +95,74 @@ def is_transducer_decoder(decoder: object) -> bool:
         hasattr(decoder, name)
         for name in ("score", "batch_score", "select_state", "init_state", "dunits")
     )
+
+
+# The kinds of ESPnet's CTC that hand log posteriors to a loss module.
+_TAPPED_CTC_TYPES = ("builtin", "builtin2")
+
+
+def check_distribution(source: str | None, name: str, model: torch.nn.Module) -> None:
+    """Raise where the model has not what its sampling distribution is made from.
+
+    Args:
+        source: "final" or "intermediate" CTC posteriors; anything else passes.
+        name: Of the distribution, for the message.
+        model: An ESPnet ASR model.
+
+    Raises:
+        ValueError: No CTC head, one of a kind that hides its posteriors, or no
+            intermediate CTC.
+    """
+    if source not in ("final", "intermediate"):
+        return
+    option = f"model_conf.sampling_distribution is {name!r}"
+    if model.ctc is None:
+        raise ValueError(f"{option}, but model_conf.ctc_weight is 0; allowed: above 0")
+    if model.ctc.ctc_type not in _TAPPED_CTC_TYPES:
+        raise ValueError(
+            f"{option}, but ctc_conf.ctc_type is {model.ctc.ctc_type!r}; allowed: "
+            f"{', '.join(_TAPPED_CTC_TYPES)}"
+        )
+    if source == "intermediate":
+        if model.interctc_weight == 0.0:
+            raise ValueError(
+                f"{option}, but model_conf.interctc_weight is 0; allowed: above 0"
+            )
+        if not getattr(model.encoder, "interctc_layer_idx", None):
+            raise ValueError(
+                f"{option}, but encoder_conf.interctc_layer_idx is empty; allowed: "
+                "layers of an encoder with intermediate CTC"
+            )
+
+
+@contextmanager
+def posterior_tap(
+    ctc: torch.nn.Module, posteriors: list[torch.Tensor], wanted: bool
+) -> Iterator[None]:
+    """Collect the mean posterior of the CTC loss that is taken inside.
+
+    The log posteriors are those that ESPnet's CTC hands to its loss: nothing is
+    computed twice, and nothing larger than (B, V) is kept.
+
+    Args:
+        ctc: ESPnet's CTC module.
+        posteriors: The (B, V) posterior is appended to it.
+        wanted: If false nothing happens.
+    """
+    if not wanted:
+        yield
+        return
+    found: list[torch.Tensor] = []
+
+    def look(module: torch.nn.Module, arguments: tuple) -> None:
+        # "builtin2" may call again for a part of the batch.
+        if not found:
+            log_probs, _, lengths = arguments[:3]
+            found.append(mean_posterior(log_probs, lengths))
+
+    handle = ctc.ctc_loss.register_forward_pre_hook(look)
+    try:
+        yield
+    finally:
+        handle.remove()
+    posteriors.extend(found)

@@ -18,23 +18,26 @@ from espnet2.torch_utils.device_funcs import force_gatherable
 from typeguard import typechecked
 
 from espnet_sampled_rnnt.espnet_compat import (
+    check_distribution,
     check_joint_network,
     is_transducer_decoder,
     merged_signature,
+    posterior_tap,
     refuse_unknown_options,
 )
 from espnet_sampled_rnnt.loss.memory import peak_bytes
 from espnet_sampled_rnnt.loss.transducer import transducer_loss
 from espnet_sampled_rnnt.options import SampledSoftmaxOptions
+from espnet_sampled_rnnt.sampling import VocabularySampler, softmax_coverage
 from espnet_sampled_rnnt.scoring import (
     ValidFrameErrorCalculator,
     ctc_character_error_rate,
 )
-from espnet_sampled_rnnt.vocabulary import SampledVocabulary, sample_vocabulary
+from espnet_sampled_rnnt.vocabulary import SampledVocabulary
 
-# Odd, so that no two ranks' seeds meet modulo 2**32; large, so that neighbouring
-# ranks do not get neighbouring seeds.
-_RANK_STRIDE = 0x9E3779B1
+# The coverage of the softmax is measured on this many nodes of every so-many-th batch.
+COVERAGE_NODES = 32
+COVERAGE_INTERVAL = 10
 
 
 class SampledTransducerModel(ESPnetASRModel):
@@ -48,10 +51,15 @@ class SampledTransducerModel(ESPnetASRModel):
     Takes all options of ``ESPnetASRModel`` but the multi-blank ones, and:
 
     Args:
-        num_samples: Drawn tokens for each vocabulary; 0 or None: the full softmax.
+        num_samples: Drawn tokens for each vocabulary, or a schedule of it; 0 or None:
+            the full softmax.
         sampling_scope: "example" or "batch": what shares a vocabulary.
-        sampling_distribution: What is drawn from: "uniform".
-        logit_correction: Strength of the inclusion-probability correction, 0 to 1.
+        sampling_distribution: What is drawn from: "uniform", "unigram", "ctc" or
+            "interctc".
+        sampling_uniform_mix: Share of uniform mass in what is drawn from, 0 to 1.
+        sampling_counts: File of token counts for "unigram"; None: count on the way.
+        logit_correction: Strength of the inclusion-probability correction, 0 to 1,
+            or a schedule of it.
         loss_backend: Lattice implementation, or "auto".
         loss_chunk_bytes: Size of the loss's workspace; None: its default.
         fastemit_lambda: FastEmit's strength, >= 0.
@@ -73,10 +81,12 @@ class SampledTransducerModel(ESPnetASRModel):
         report_wer: bool = True,
         sym_space: str = "<space>",
         sym_blank: str = "<blank>",
-        num_samples: int | None = 256,
+        num_samples: int | dict[str, Any] | None = 256,
         sampling_scope: str = "example",
         sampling_distribution: str = "uniform",
-        logit_correction: float = 0.0,
+        sampling_uniform_mix: float = 0.1,
+        sampling_counts: str | None = None,
+        logit_correction: float | dict[str, Any] = 0.0,
         loss_backend: str = "auto",
         loss_chunk_bytes: int | None = None,
         fastemit_lambda: float = 0.0,
@@ -91,6 +101,8 @@ class SampledTransducerModel(ESPnetASRModel):
             num_samples=num_samples,
             sampling_scope=sampling_scope,
             sampling_distribution=sampling_distribution,
+            sampling_uniform_mix=sampling_uniform_mix,
+            sampling_counts=sampling_counts,
             logit_correction=logit_correction,
             loss_backend=loss_backend,
             loss_chunk_bytes=loss_chunk_bytes,
@@ -156,7 +168,26 @@ class SampledTransducerModel(ESPnetASRModel):
             for index, token in enumerate(self.token_list)
             if index == self.blank_id or token in (sym_space, sym_blank)
         )
+        check_distribution(
+            options.distribution.source, options.sampling_distribution, self
+        )
+        self.sampler = VocabularySampler(options, self.token_list, self.blank_id)
+        self._posteriors: list[torch.Tensor] = []
+        self._batches = 0
         self._loss_stats: dict[str, float | torch.Tensor] = {}
+
+    def train(self, mode: bool = True) -> SampledTransducerModel:
+        """As of any module; turning to validation ends an epoch of the schedules."""
+        if not mode:
+            self.sampler.end_epoch(self._changing_parameter())
+        return super().train(mode)
+
+    def _changing_parameter(self) -> torch.Tensor:
+        """A parameter that every update changes: the output layer, unless frozen."""
+        weight = self.joint_network.lin_out.weight
+        if weight.requires_grad:
+            return weight
+        return next((p for p in self.parameters() if p.requires_grad), weight)
 
     def forward(
         self,
@@ -178,6 +209,7 @@ class SampledTransducerModel(ESPnetASRModel):
         Returns:
             (1,) loss, statistics by name, (1,) batch size.
         """
+        self._posteriors = []
         loss, stats, weight = super().forward(
             speech, speech_lengths, text, text_lengths, **kwargs
         )
@@ -211,21 +243,25 @@ class SampledTransducerModel(ESPnetASRModel):
         decoder_out = self.decoder(decoder_in)
 
         options = self.options
-        vocabulary = None
-        if self.training and options.samples:
-            vocabulary = self._draw_vocabulary(targets, num_labels)
-        enc = self.joint_network.lin_enc(encoder_out)
         output_layer = self.joint_network.lin_out
+        vocabulary = None
+        if self.training:
+            self.sampler.step(self._changing_parameter())
+            vocabulary = self.sampler.draw(
+                targets, num_labels, self._posteriors_to_draw_from()
+            )
+        enc = self.joint_network.lin_enc(encoder_out)
+        dec = self.joint_network.lin_dec(decoder_out)
         loss = transducer_loss(
             enc,
-            self.joint_network.lin_dec(decoder_out),
+            dec,
             output_layer.weight,
             output_layer.bias,
             targets,
             num_frames,
             num_labels,
             vocabulary=vocabulary,
-            correction=options.logit_correction,
+            correction=self.sampler.correction if vocabulary is not None else 0.0,
             activation=self.joint_network.joint_activation,
             blank=self.blank_id,
             reduction="mean",
@@ -234,6 +270,10 @@ class SampledTransducerModel(ESPnetASRModel):
             chunk_bytes=options.loss_chunk_bytes,
         )
         self._loss_stats = self._describe_loss(enc, num_frames, num_labels, vocabulary)
+        if self.training and self.options.samples:
+            self._loss_stats["sampling_coverage"] = self._coverage(
+                enc, dec, num_frames, num_labels, vocabulary
+            )
 
         cer = wer = None
         if not self.training and self.error_calculator_trans is not None:
@@ -242,30 +282,27 @@ class SampledTransducerModel(ESPnetASRModel):
             )
         return loss, cer, wer
 
-    def _draw_vocabulary(
-        self, targets: torch.Tensor, num_labels: torch.Tensor
-    ) -> SampledVocabulary:
-        """Draw the tokens that this batch's softmax runs over.
-
-        ESPnet seeds torch alike on every rank and again at every epoch. So the seed
-        of a draw comes from torch's generator, which makes ``--seed`` and resuming
-        reproduce it, and is moved by the rank, so that ranks draw differently.
-        """
-        seed = int(torch.randint(2**32, (), device="cpu"))
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            seed += torch.distributed.get_rank() * _RANK_STRIDE
-        # A CPU generator, so that a run draws the same on every kind of device; it
-        # reads the lowest 32 bits of its seed only.
-        generator = torch.Generator().manual_seed(seed % 2**32)
-        return sample_vocabulary(
-            targets,
-            num_labels,
-            vocab_size=self.vocab_size,
-            num_samples=self.options.num_samples,
-            scope=self.options.sampling_scope,
-            blank=self.blank_id,
-            generator=generator,
+    @property
+    def _taps_posteriors(self) -> bool:
+        source = self.options.distribution.source
+        return (
+            self.training
+            and source in ("final", "intermediate")
+            and self.sampler.num_samples > 0
         )
+
+    def _posteriors_to_draw_from(self) -> list[torch.Tensor]:
+        """The (B, V) posteriors that the distribution is made of.
+
+        ESPnet takes the CTC loss of the encoder's end first, then those of its
+        layers.
+        """
+        source = self.options.distribution.source
+        if source == "final":
+            return self._posteriors[:1]
+        if source == "intermediate":
+            return self._posteriors[1:]
+        return []
 
     @torch.no_grad()
     def _describe_loss(
@@ -275,7 +312,7 @@ class SampledTransducerModel(ESPnetASRModel):
         num_labels: torch.Tensor,
         vocabulary: SampledVocabulary | None,
     ) -> dict[str, float | torch.Tensor]:
-        """The two numbers that our loss adds to ESPnet's statistics.
+        """What our loss adds to ESPnet's statistics, in training and validation.
 
         Args:
             enc: (B, T, J) projected encoder output.
@@ -308,6 +345,49 @@ class SampledTransducerModel(ESPnetASRModel):
             "loss_peak_bytes": float(bytes_at_peak),
         }
 
+    @torch.no_grad()
+    def _coverage(
+        self,
+        enc: torch.Tensor,
+        dec: torch.Tensor,
+        num_frames: torch.Tensor,
+        num_labels: torch.Tensor,
+        vocabulary: SampledVocabulary | None,
+    ) -> float | torch.Tensor:
+        """Share of the full softmax that the sampled vocabulary holds, at some nodes.
+
+        Measured on every ``COVERAGE_INTERVAL``-th batch; NaN, which ESPnet's reporter
+        leaves out of its averages, on the others. The nodes are picked without
+        random numbers, so that measuring changes no run.
+
+        Args:
+            enc: (B, T, J) projected encoder output.
+            dec: (B, U + 1, J) projected prediction network output.
+            num_frames: (B,)
+            num_labels: (B,)
+            vocabulary: What was drawn, None for the full softmax.
+        """
+        if vocabulary is None:
+            return 1.0
+        self._batches += 1
+        if self._batches % COVERAGE_INTERVAL != 1:
+            return float("nan")
+        pick = torch.arange(COVERAGE_NODES, device=enc.device)
+        utterance = pick % enc.size(0)
+        spread = pick * 7919 + self._batches  # a prime: far from any period
+        frame = spread % num_frames[utterance].to(enc.device)
+        label = spread % (num_labels[utterance].to(enc.device) + 1)
+        output_layer = self.joint_network.lin_out
+        return softmax_coverage(
+            self.joint_network.joint_activation(
+                enc[utterance, frame] + dec[utterance, label]
+            ),
+            output_layer.weight,
+            output_layer.bias,
+            vocabulary.token_ids[utterance],
+            vocabulary.mask[utterance],
+        )
+
     def _calc_ctc_loss(
         self,
         encoder_out: torch.Tensor,
@@ -326,9 +406,10 @@ class SampledTransducerModel(ESPnetASRModel):
         Returns:
             Loss; character error rate or None.
         """
-        loss, _ = super()._calc_ctc_loss(
-            encoder_out, encoder_out_lens, ys_pad, ys_pad_lens
-        )
+        with posterior_tap(self.ctc, self._posteriors, self._taps_posteriors):
+            loss, _ = super()._calc_ctc_loss(
+                encoder_out, encoder_out_lens, ys_pad, ys_pad_lens
+            )
         if self.training or self.error_calculator_trans is None:
             return loss, None
         # `ignore_id` may be any number; the scorer takes every negative for padding.

@@ -8,9 +8,9 @@ import math
 import pytest
 import torch
 from support.asr_models import (
-    NUM_FEATURES,
     TOKENS,
     build_asr_model,
+    make_batch,
     tiny_asr_config,
 )
 
@@ -36,24 +36,6 @@ ACTIVATIONS = [
     "swish",
     "tanh",
 ]
-
-
-def make_batch(num_labels=(4, 2, 0), num_frames=(12, 9, 5), seed=1) -> dict:
-    """Keyword arguments of the model: random features and labels, padded."""
-    generator = torch.Generator().manual_seed(seed)
-    text = torch.full((len(num_labels), max(num_labels)), -1)
-    for row, length in enumerate(num_labels):
-        text[row, :length] = torch.randint(
-            2, len(TOKENS) - 1, (length,), generator=generator
-        )
-    return {
-        "speech": torch.randn(
-            len(num_frames), max(num_frames), NUM_FEATURES, generator=generator
-        ),
-        "speech_lengths": torch.tensor(num_frames),
-        "text": text,
-        "text_lengths": torch.tensor(num_labels),
-    }
 
 
 def run(model, **batch) -> tuple[torch.Tensor, dict]:
@@ -263,7 +245,7 @@ class Recorder:
     """Stands before ``sample_vocabulary`` and keeps what it returned."""
 
     def __init__(self, monkeypatch) -> None:
-        import espnet_sampled_rnnt.model as module
+        import espnet_sampled_rnnt.sampling as module
 
         self.drawn: list[list] = []
         original = module.sample_vocabulary

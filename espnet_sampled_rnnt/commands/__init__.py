@@ -27,4 +27,8 @@ COMMANDS = {
         "espnet_sampled_rnnt.commands.report",
         "show what a training learned: curves, error rates, memory of the loss",
     ),
+    "strip": Command(
+        "espnet_sampled_rnnt.commands.strip",
+        "take the state of schedules and counts out of a checkpoint",
+    ),
 }

@@ -51,6 +51,24 @@ def build_asr_model(seed: int = 0, **changes: object) -> torch.nn.Module:
     return ASRTask.build_model(argparse.Namespace(**tiny_asr_config(**changes)))
 
 
+def make_batch(num_labels=(4, 2, 0), num_frames=(12, 9, 5), seed=1) -> dict:
+    """Keyword arguments of the model: random features and labels, padded."""
+    generator = torch.Generator().manual_seed(seed)
+    text = torch.full((len(num_labels), max(num_labels)), -1)
+    for row, length in enumerate(num_labels):
+        text[row, :length] = torch.randint(
+            2, len(TOKENS) - 1, (length,), generator=generator
+        )
+    return {
+        "speech": torch.randn(
+            len(num_frames), max(num_frames), NUM_FEATURES, generator=generator
+        ),
+        "speech_lengths": torch.tensor(num_frames),
+        "text": text,
+        "text_lengths": torch.tensor(num_labels),
+    }
+
+
 def warprnnt_stand_in() -> types.ModuleType:
     """A ``warprnnt_pytorch``, in no registry today, with torchaudio's loss in it."""
     from torchaudio.functional import rnnt_loss

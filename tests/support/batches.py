@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from espnet_sampled_rnnt import transducer_loss
+from espnet_sampled_rnnt import sample_vocabulary, transducer_loss
 
 FLOATS = ("enc", "dec", "weight", "bias")
 
@@ -124,6 +124,21 @@ def make_batch(
         target_lengths,
     )
     return result.copy(requires_grad)
+
+
+def options_of(batch: Batch, mode: str, num_samples: int = 5) -> dict:
+    """Options of the loss: "full", or a scope with a vocabulary of ``batch``."""
+    if mode == "full":
+        return {}
+    vocabulary = sample_vocabulary(
+        batch.targets,
+        batch.target_lengths,
+        batch.vocab_size,
+        num_samples,
+        scope=mode,
+        generator=torch.Generator().manual_seed(2),
+    )
+    return {"vocabulary": vocabulary, "correction": 1.0}
 
 
 def gradients(loss: Tensor, batch: Batch) -> list[Tensor]:
