@@ -108,7 +108,7 @@ say "installing (5 to 6 GB with torch's CUDA build; 3 to 8 minutes the first tim
 log=${venv}/install.log
 if ! "${python}" -m pip install --disable-pip-version-check --progress-bar off \
     --editable '.[test]' 2>&1 | tee "${log}" \
-    | { grep --line-buffered -E '^(Collecting|Installing) |^ERROR' || true; }; then
+    | { grep --line-buffered -E '^(Collecting|Installing) |^ERROR' || true; } | sed -u 's, (from .*,,'; then
     tail -n 20 "${log}" >&2
     fail "pip failed; all of its output is in ${log}"
 fi

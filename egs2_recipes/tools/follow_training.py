@@ -41,20 +41,27 @@ def epoch_line(text: str) -> str | None:
     return f"  epoch {found[1]:>3}  " + "   ".join(parts)
 
 
-def follow(log: Path, finished: threading.Event) -> None:
+def state_of(log: Path) -> tuple[int | None, int]:
+    """The inode and size of a log; None and 0 where there is none yet."""
+    if not log.exists():
+        return None, 0
+    status = log.stat()
+    return status.st_ino, status.st_size
+
+
+def follow(log: Path, start: tuple[int | None, int], finished: threading.Event) -> None:
     """Print the epochs of the log as they come, until ``finished`` and its end.
 
     ESPnet moves an earlier log aside when training resumes; a log that was there
-    before is therefore skipped until it is replaced or grows.
+    before (``start``) is therefore skipped until it is replaced or grows.
     """
-    position = log.stat().st_size if log.exists() else 0
-    inode = log.stat().st_ino if log.exists() else None
+    inode, position = start
     while True:
         last_round = finished.is_set()
-        if log.exists():
-            status = log.stat()
-            if status.st_ino != inode or status.st_size < position:
-                inode, position = status.st_ino, 0
+        current, size = state_of(log)
+        if current is not None:
+            if current != inode or size < position:
+                inode, position = current, 0
             with log.open("rb") as stream:
                 stream.seek(position)
                 for line in stream:
@@ -85,10 +92,13 @@ def main() -> int:
         # asr.sh speaks again: training is over, its last epochs come first
         if follower is not None and AFTER.search(line):
             stop()
-        print(line, end="", flush=True)
         if started is not None:
             stop()
-            arguments = (Path(started[1]), finished)
+            # before the line goes out: nobody may replace the log in between
+            log = Path(started[1])
+            arguments = (log, state_of(log), finished)
+        print(line, end="", flush=True)
+        if started is not None:
             follower = threading.Thread(target=follow, args=arguments, daemon=True)
             follower.start()
     stop()
