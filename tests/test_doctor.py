@@ -83,7 +83,24 @@ def test_broken_torch(tmp_path, source, expected):
     assert "Traceback" not in done.stdout + done.stderr
 
 
-def test_backends_that_cannot_be_imported(tmp_path, monkeypatch, capsys):
+def test_device_with_cuda():
+    lines = [
+        {"devices": {"cpu": "x86_64", "cuda": "Some GPU"}, "cuda": "13.0"},
+        {"backend": "numba", "device": "cuda", "reason": "it runs on CPUs"},
+        {"backend": "torchaudio", "device": "cuda", "reason": None},
+        {"auto": "torchaudio", "device": "cuda"},
+    ]
+    report = Report(lines, [], None)
+    [device] = doctor._libraries(lambda: report, {"torch": "2.14.1"})
+    assert device == ("ok", "CUDA 13.0: Some GPU", None)
+    assert [str(finding).split() for finding in doctor._backends(lambda: report)] == [
+        ["-", "cuda", "numba", "it", "runs", "on", "CPUs"],
+        ["ok", "cuda", "torchaudio", "can", "run"],
+        ["ok", "cuda", "auto", "picks", "torchaudio"],
+    ]
+
+
+def test_backends_that_cannot_be_imported(monkeypatch, capsys):
     """As where numba is broken, which the backends import."""
 
     def broken(name: str):
@@ -144,7 +161,7 @@ def test_broken_third_party_is_a_note(monkeypatch):
     assert findings[-1].text.endswith("distribution other 1")
 
 
-def test_missing_extras_are_notes_with_a_fix(monkeypatch, tmp_path):
+def test_missing_extras_are_notes_with_a_fix(monkeypatch):
     monkeypatch.setattr(doctor, "_exists", lambda module: False)
     monkeypatch.setattr(doctor.shutil, "which", lambda *_, **__: None)
     findings = [*doctor._training_extras(), *doctor._recipe_tools()]
