@@ -48,14 +48,16 @@ def make_inputs(workload: Workload, device: torch.device, seed: int) -> Inputs:
         values = torch.randn(shape, generator=generator).mul_(scale)
         return values.to(device).requires_grad_()
 
+    # First, so that the labels do not depend on the joint width.
+    targets = torch.randint(
+        1, workload.vocab_size, (workload.batch, labels), generator=generator
+    )
     return Inputs(
         enc=normal(workload.batch, frames, workload.joint_size),
         dec=normal(workload.batch, labels + 1, workload.joint_size),
         weight=normal(workload.vocab_size, workload.joint_size, scale=0.1),
         bias=normal(workload.vocab_size),
-        targets=torch.randint(
-            1, workload.vocab_size, (workload.batch, labels), generator=generator
-        ).to(device),
+        targets=targets.to(device),
         enc_lengths=torch.tensor(workload.frames, device=device),
         target_lengths=torch.tensor(workload.labels, device=device),
     )

@@ -6,7 +6,7 @@ A document that is to be filled in holds pairs of lines
     <!-- benchmarks:end NAME -->
 
 and what stands between them is replaced: NAME is ``machine``, ``targets``,
-``table FAMILY`` or ``plot FAMILY``.
+``table FAMILY`` or ``plot FAMILY``, of the CPU, or of CUDA where ``cuda`` follows.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.figures import Index
@@ -61,62 +61,77 @@ def main(arguments: Sequence[str] | None = None) -> int:
         made.error(str(error))
     if not rows:
         made.error("no rows in these files")
-    index = Index(rows)
 
     folder = options.plots
     if folder is None:
         document = options.update_docs
         folder = document.parent / "images" if document else options.rows[0].parent
+    plots: dict[str, list[Path]] = {}
     try:
-        plots = draw_sweeps(index, folder)
+        for device in devices(rows):
+            prefix = "performance" if device == "cpu" else f"performance-{device}"
+            index = device_index(rows, device)
+            plots[device] = draw_sweeps(index, folder, prefix)
     except ImportError as error:
         print(f"no plots: {error}; pip install matplotlib", file=sys.stderr)
-        plots = []
 
     if options.update_docs is None:
-        print(markdown(rows, index, options.baselines))
-        for plot in plots:
+        print(markdown(rows, options.baselines))
+        for plot in (plot for some in plots.values() for plot in some):
             print(f"plot: {plot}", file=sys.stderr)
         return 0
     text = options.update_docs.read_text(encoding="utf-8")
-    filled = fill(text, rows, index, options.update_docs.parent, plots)
+    try:
+        filled = fill(text, rows, options.update_docs.parent, plots)
+    except ValueError as error:
+        made.error(f"{options.update_docs}: {error}")
     options.update_docs.write_text(filled, encoding="utf-8")
     print(f"{options.update_docs}: filled in from {len(rows)} rows")
     return 0
 
 
-def markdown(
-    rows: Sequence[Row], index: Index, baselines: Sequence[str] | None = None
-) -> str:
+def devices(rows: Sequence[Row]) -> list[str]:
+    """The devices that rows are from, "cpu" first."""
+    return sorted({row.device for row in rows})
+
+
+def device_index(rows: Sequence[Row], device: str) -> Index:
+    """The rows of one device."""
+    return Index(row for row in rows if row.device == device)
+
+
+def markdown(rows: Sequence[Row], baselines: Sequence[str] | None = None) -> str:
     """The whole report."""
-    parts = [
-        "## Machine",
-        machine_table(rows),
-        "## What is to be reached",
-        target_table(index),
-    ]
-    for family in index.families():
-        parts += [f"## {family}", family_table(index, family, baselines)]
+    parts = ["## Machine", machine_table(rows)]
+    for device in devices(rows):
+        index = device_index(rows, device)
+        parts += [f"## What is to be reached, {device}", target_table(index)]
+        for family in index.families():
+            parts.append(f"## {family}, {device}")
+            parts.append(family_table(index, family, baselines))
     return "\n\n".join(parts)
 
 
 def fill(
-    text: str, rows: Sequence[Row], index: Index, folder: Path, plots: Sequence[Path]
+    text: str, rows: Sequence[Row], folder: Path, plots: Mapping[str, Sequence[Path]]
 ) -> str:
     """``text`` with its marked blocks made anew.
 
     Args:
         text: a Markdown document in ``folder``.
-        rows, index: what to fill in.
+        rows: what to fill in.
         folder: that links start from.
-        plots: files of :func:`draw_sweeps`.
+        plots: files of :func:`draw_sweeps` by device.
 
     Raises:
         ValueError: a block whose name is not known.
     """
 
     def block(match: re.Match[str]) -> str:
-        made = _block(match["name"].split(), rows, index, folder, plots)
+        words = match["name"].split()
+        device = words.pop() if words[-1] == "cuda" else "cpu"
+        index = device_index(rows, device)
+        made = _block(words, rows, index, folder, plots.get(device, ()))
         return f"{match[1]}{made}\n{match[4]}"
 
     return _BLOCK.sub(block, text)
@@ -133,7 +148,7 @@ def _block(
         case ["machine"]:
             return machine_table(rows)
         case ["targets"]:
-            return target_table(index)
+            return target_table(index) if index.runs else "Not measured yet."
         case ["table", family]:
             return family_table(index, family)
         case ["plot", family]:

@@ -98,7 +98,7 @@ def _make(softmax: str, workload: Workload, device: torch.device, seed: int) -> 
     most_logits = max(members * rows * columns for members, rows, columns in plan)
     hidden, hidden_grad = normal(most_nodes, joint_size), normal(most_nodes, joint_size)
     weight, weight_grad = (normal(most_columns, joint_size) for _ in range(2))
-    logits = torch.empty(most_logits, device=device)
+    logits = torch.ones(most_logits, device=device)
 
     def view(buffer: Tensor, members: int, rows: int, width: int) -> Tensor:
         whole = buffer.view(-1)[: members * rows * width]

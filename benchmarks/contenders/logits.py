@@ -1,9 +1,14 @@
 """Losses on a whole (B, T, U + 1, K) tensor of logits, by torchaudio's kernel.
 
 ``torchaudio-full`` is the usual transducer: all V logits of every node, padding
-included. ``nemo-like`` is the shape of NeMo's SampledRNNTJoint, written anew: the
-rows of the output layer for blank, all labels of the minibatch and S negatives are
-gathered, and the logits are made over these only.
+included. Its logits are free once the loss has read them, as where a model's method
+returns the loss. ``torchaudio-full-kept`` is the same with the logits in a variable
+until backward is done, as in a training loop written in one piece: the same time, half
+as much memory again.
+
+``nemo-like`` is the shape of NeMo's SampledRNNTJoint, written anew: the rows of the
+output layer for blank, all labels of the minibatch and S negatives are gathered, and
+the logits are made over these only.
 """
 
 from __future__ import annotations
@@ -58,16 +63,16 @@ def torchaudio_unavailable(device: torch.device) -> str | None:
     return None
 
 
-def _make_full(workload: Workload, device: torch.device, seed: int) -> Step:
+def _make_full(keep: bool, workload: Workload, device: torch.device, seed: int) -> Step:
     inputs = make_inputs(workload, device, seed)
     targets = inputs.targets.int()
     lengths = inputs.enc_lengths.int(), inputs.target_lengths.int()
 
     def step() -> Tensor:
-        # No name for the logits: they are free as soon as the loss has read them.
-        loss = torchaudio_loss(
-            whole_logits(inputs, inputs.weight, inputs.bias), targets, *lengths
-        )
+        logits = whole_logits(inputs, inputs.weight, inputs.bias)
+        loss = torchaudio_loss(logits, targets, *lengths)
+        if not keep:
+            del logits
         torch.autograd.grad(loss, inputs.wanted)
         return loss.detach()
 
@@ -93,7 +98,7 @@ def _make_nemo_like(workload: Workload, device: torch.device, seed: int) -> Step
 
 
 def whole_logits_bytes(softmax: str, workload: Workload) -> int:
-    """h twice, the logits, their gradient and what backward scales it into."""
+    """h twice, the logits if kept, their gradient and what backward scales it into."""
     width = 2 * workload.joint_size + 3 * workload.softmax_size(softmax)
     return 4 * workload.padded_nodes * width + gradient_bytes(workload)
 
@@ -112,9 +117,20 @@ def _refuses(softmax: str, workload: Workload) -> str | None:
 
 
 def contenders() -> list[Contender]:
-    """``torchaudio-full`` and ``nemo-like``."""
+    """``torchaudio-full``, ``torchaudio-full-kept`` and ``nemo-like``."""
     entries = (
-        ("torchaudio-full", "torchaudio on full logits", _make_full, "full"),
+        (
+            "torchaudio-full",
+            "torchaudio on full logits",
+            partial(_make_full, False),
+            "full",
+        ),
+        (
+            "torchaudio-full-kept",
+            "the same, the logits kept until backward is done",
+            partial(_make_full, True),
+            "full",
+        ),
         (
             "nemo-like",
             "torchaudio on batch-scope sampled logits, as NeMo's SampledRNNTJoint",
