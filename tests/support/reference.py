@@ -135,3 +135,33 @@ def lattice_occupancies(arcs: Tensor) -> tuple[Tensor, Tensor]:
     loss = lattice_loss(leaf)
     (gradient,) = torch.autograd.grad(loss, leaf)
     return loss.detach(), -gradient
+
+
+def textbook_occupancies(arcs: Tensor) -> tuple[Tensor, Tensor]:
+    """As :func:`lattice_occupancies`, by alpha and beta in the type of ``arcs``.
+
+    A. Graves, arXiv 1211.3711, section 2.4: what every library does, and so the
+    naive error.
+    """
+    frames, positions, _ = arcs.shape
+    inf = arcs.new_full((frames + 1, positions + 1), -math.inf)
+    alpha, beta = inf.clone(), inf.clone()
+    alpha[0, 0] = 0.0
+    for t in range(frames):
+        for u in range(positions):
+            if t > 0:
+                alpha[t, u] = alpha[t - 1, u] + arcs[t - 1, u, 0]
+            if u > 0:
+                by_label = alpha[t, u - 1] + arcs[t, u - 1, 1]
+                alpha[t, u] = torch.logaddexp(alpha[t, u], by_label)
+    beta[frames, positions - 1] = 0.0
+    for t in reversed(range(frames)):
+        for u in reversed(range(positions)):
+            beta[t, u] = arcs[t, u, 0] + beta[t + 1, u]
+            if u < positions - 1:
+                by_label = arcs[t, u, 1] + beta[t, u + 1]
+                beta[t, u] = torch.logaddexp(beta[t, u], by_label)
+    here = alpha[:frames, :positions] - beta[0, 0]
+    by_blank = torch.exp(here + arcs[..., 0] + beta[1:, :positions])
+    by_label = torch.exp(here + arcs[..., 1] + beta[:frames, 1:])
+    return -beta[0, 0], torch.stack([by_blank, by_label], dim=-1)

@@ -59,6 +59,7 @@ class Padding:
         counts = [t * w for t, w in zip(frames, widths, strict=True)]
         self._shape = (len(counts), max(frames), max(widths))
         width, count = torch.tensor([widths, counts]).to(device)
+        self._last_label = width - 1
         # The size is given, for else repeat_interleave would wait for the device.
         self._member = torch.repeat_interleave(count, output_size=sum(counts))
         first = count.cumsum(0) - count
@@ -67,9 +68,15 @@ class Padding:
         self._label = local % width[self._member]
 
     def pad(self, arcs: Tensor, fill: float) -> Tensor:
-        """``arcs`` (n, 2) as a padded (G, T, U + 1, 2), ``fill`` on padding."""
+        """``arcs`` (n, 2) as a padded (G, T, U + 1, 2).
+
+        ``fill`` stands on padding and in the label column at u = U_b, whose content
+        a library may read though no path goes there.
+        """
         padded = arcs.new_full((*self._shape, 2), fill)
         padded[self._member, self._frame, self._label] = arcs
+        utterance = torch.arange(self._shape[0], device=arcs.device)
+        padded[utterance, :, self._last_label, 1] = fill
         return padded
 
     def unpad_into(self, padded: Tensor, arcs: Tensor) -> None:
