@@ -1,1 +1,16 @@
-"""What several test modules compute with: references, batches, byte counters."""
+"""What several test modules compute with: references, batches, byte counters.
+
+Importing it chooses hypothesis's profile by the variable HYPOTHESIS_PROFILE:
+"default" with 100 examples a test, or "long" with 2,000. Both draw the same examples
+at every run.
+"""
+
+import os
+
+from hypothesis import settings
+
+for _name, _examples in (("default", 100), ("long", 2000)):
+    settings.register_profile(
+        _name, max_examples=_examples, derandomize=True, deadline=None
+    )
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
