@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# Mandarin of espeak-ng: data/train, data/dev, data/test. Options (through asr.sh's
+# --local_data_opts): --size study|large|tiny, --seed N.
+set -euo pipefail
+
+size=study
+seed=1
+. utils/parse_options.sh
+. ./path.sh
+
+python3 local/make_corpus.py --size "${size}" --seed "${seed}" \
+    --output "downloads/${size}" --data data
