@@ -111,6 +111,7 @@ def test_sclite_stand_in_refuses_what_it_cannot_do(tmp_path, reference, extra, m
     command = sclite_command(STAND_IN, tmp_path / "r", tmp_path / "h")
     done = run_tool(*command, *extra)
     assert done.returncode == 1
+    assert done.stderr.startswith("sclite stand-in: ")
     assert message in done.stderr
     assert done.stdout == ""
 
