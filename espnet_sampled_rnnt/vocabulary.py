@@ -163,6 +163,8 @@ def sample_vocabulary(
     if scope == "batch":
         labels = [np.concatenate(labels)]
         if weights is not None:
+            # By the largest first: the sum of large weights may overflow.
+            weights = weights / weights.amax(dim=1, keepdim=True)
             weights = (weights / weights.sum(dim=1, keepdim=True)).mean(0, keepdim=True)
     positives = [_blank_first(row, blank) for row in labels]
 
