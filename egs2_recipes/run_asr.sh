@@ -21,8 +21,12 @@ source=${tree}/egs2/${corpus}/${task}
 template=${tree}/egs2/TEMPLATE/${task}
 [ -d "${source}" ] || source=${template}
 
-# A link of ours is renewed (the tree may be another one today); a file is kept.
+# A link of ours is renewed (the tree may be another one today); a file is kept, and
+# so is a link that is right: another run in this folder may be reading it just now.
 link() {
+    if [ "$(readlink "$2")" = "$1" ]; then
+        return
+    fi
     if [ -L "$2" ] || [ ! -e "$2" ]; then
         ln -sfn "$1" "$2"
     fi
