@@ -153,6 +153,11 @@ def sample_vocabulary(
         raise ValueError(f"scope must be one of {', '.join(SCOPES)}, but is {scope!r}")
     check_integer_tensor("targets", targets, axes=2)
     check_integer_tensor("target_lengths", target_lengths, axes=1)
+    if targets.size(0) == 0:
+        raise ValueError("targets has 0 utterances, but a batch needs at least 1")
+    # Lengths may stay in host memory, where they are needed.
+    if target_lengths.device.type != "cpu":
+        check_same_device(targets=targets, target_lengths=target_lengths)
     lengths = check_lengths(
         "target_lengths", target_lengths, targets.size(0), targets.size(1), least=0
     )

@@ -344,7 +344,18 @@ def _check_vocabulary(
             f"vocabulary.targets of utterance {b} is {local[b, u]} at position {u}, "
             f"which is not the place of target {targets[b, u]} in its token_ids"
         )
-    return is_blank.argmax(axis=1)
+    blank_columns = is_blank.argmax(axis=1)
+    # The formula corrects the normaliser alone: what it divides must be certain.
+    certain = is_blank
+    np.put_along_axis(certain, np.where(valid, index, blank_columns[:, None]), True, 1)
+    uncertain = certain & (log_inclusion != 0)
+    if uncertain.any():
+        b, k = (int(x[0]) for x in np.nonzero(uncertain))
+        raise ValueError(
+            f"vocabulary.log_inclusion of utterance {b} is {log_inclusion[b, k]} for "
+            f"token {token_ids[b, k]}, which is blank or a label, but must be 0"
+        )
+    return blank_columns
 
 
 def _arc_columns(
