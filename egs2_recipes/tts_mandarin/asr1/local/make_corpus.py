@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Make the corpus: sentences, speech and Kaldi-style data folders.
 
-    python3 local/make_corpus.py --size study --output downloads/study --data data
+    PYTHONPATH=../../tools python3 local/make_corpus.py --size study \\
+        --output downloads/study --data data
 
 The same options give the same bytes, with the same versions of espeakng-loader,
 wordfreq, numpy and scipy. A corpus that is there already is kept.
@@ -14,12 +15,12 @@ import json
 import random
 import shutil
 import sys
-import wave
 from dataclasses import asdict, dataclass
 from math import gcd
 from pathlib import Path
 
 import numpy as np
+from data_folder import write_data_folder, write_wave
 from scipy.signal import resample_poly
 from sentences import choose_words, make_sentences, split_sentences
 from speech import Synthesizer, add_noise, make_speakers
@@ -42,43 +43,6 @@ SIZES = {
     "study": Size(400, 5000, 80, 300, (5, 9)),
     "large": Size(2000, 40000, 400, 1000, (6, 14)),
 }
-
-
-def write_wave(path: Path, samples: np.ndarray, sample_rate: int) -> None:
-    """(n,) float samples as 16-bit mono, scaled down where they would clip."""
-    samples = samples / max(1.0, np.abs(samples).max() / 0.99)
-    with wave.open(str(path), "wb") as stream:
-        stream.setnchannels(1)
-        stream.setsampwidth(2)
-        stream.setframerate(sample_rate)
-        stream.writeframes(np.round(samples * 32767).astype("<i2").tobytes())
-
-
-def write_data_folder(
-    folder: Path, utterances: list[tuple[str, str, str]], wave_folder: Path
-) -> None:
-    """wav.scp, text, utt2spk and spk2utt.
-
-    Args:
-        folder: made, or replaced.
-        utterances: (utterance, speaker, text); an utterance's name begins with its
-            speaker's, as Kaldi's sorting wants.
-        wave_folder: where ``<utterance>.wav`` are.
-    """
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    utterances = sorted(utterances)
-    by_speaker: dict[str, list[str]] = {}
-    for name, speaker, _ in utterances:
-        by_speaker.setdefault(speaker, []).append(name)
-    lines = {
-        "wav.scp": [f"{name} {wave_folder / name}.wav" for name, _, _ in utterances],
-        "text": [f"{name} {text}" for name, _, text in utterances],
-        "utt2spk": [f"{name} {speaker}" for name, speaker, _ in utterances],
-        "spk2utt": [f"{s} {' '.join(names)}" for s, names in by_speaker.items()],
-    }
-    for file, rows in lines.items():
-        (folder / file).write_text("\n".join(rows) + "\n", encoding="utf-8")
 
 
 def speak_corpus(
@@ -123,7 +87,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--sample_rate", type=int, default=16000)
     parser.add_argument("--output", type=Path, required=True, help="for the speech")
-    parser.add_argument("--data", type=Path, required=True, help="for train, dev, test")
+    parser.add_argument("--data", type=Path, required=True, help="for data folders")
     options = parser.parse_args(arguments)
     size = SIZES[options.size]
     made_of = json.dumps(
@@ -147,7 +111,9 @@ def main(arguments: list[str] | None = None) -> int:
         done.write_text(made_of)
     for name, utterances in sets.items():
         write_data_folder(
-            options.data / name, [tuple(row) for row in utterances], output / name
+            options.data / f"{name}_{options.size}",
+            [tuple(row) for row in utterances],
+            output / name,
         )
     characters = {c for _, _, text in sets["train"] for c in text}
     print(f"{len(characters)} characters, utterances:", end="")
