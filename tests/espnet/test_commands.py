@@ -135,7 +135,7 @@ def run(command: list[str], expect_failure: bool = False) -> str:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     printed = done.stdout + done.stderr
     assert (done.returncode != 0) == expect_failure, printed[-4000:]
