@@ -71,7 +71,9 @@ def test_as_on_the_cpu(mode, chunk_bytes, backend):
     device = torch.device("cuda")
     if backend != "auto" and (reason := BACKENDS[backend].unavailable(device)):
         pytest.skip(reason)
-    batch = make_batch(frames=(40, 17, 33, 1), labels=(9, 12, 0, 3), vocab_size=60)
+    batch = make_batch(
+        frames=(40, 17, 33, 1), labels=(9, 12, 0, 3), vocab_size=60, scale=0.3
+    )
     upstream = torch.tensor([1.0, -0.5, 2.0, 0.25])
     vocabulary = vocabulary_of(batch, mode)
     options = {"correction": 0.5} if vocabulary is not None else {}
