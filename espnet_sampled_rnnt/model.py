@@ -25,19 +25,14 @@ from espnet_sampled_rnnt.espnet_compat import (
     posterior_tap,
     refuse_unknown_options,
 )
-from espnet_sampled_rnnt.loss.memory import peak_bytes
 from espnet_sampled_rnnt.loss.transducer import transducer_loss
 from espnet_sampled_rnnt.options import SampledSoftmaxOptions
-from espnet_sampled_rnnt.sampling import VocabularySampler, softmax_coverage
+from espnet_sampled_rnnt.sampling import VocabularySampler
 from espnet_sampled_rnnt.scoring import (
     ValidFrameErrorCalculator,
     ctc_character_error_rate,
 )
-from espnet_sampled_rnnt.vocabulary import SampledVocabulary
-
-# The coverage of the softmax is measured on this many nodes of every so-many-th batch.
-COVERAGE_NODES = 32
-COVERAGE_INTERVAL = 10
+from espnet_sampled_rnnt.statistics import CoverageMeter, describe_loss
 
 
 class SampledTransducerModel(ESPnetASRModel):
@@ -173,7 +168,7 @@ class SampledTransducerModel(ESPnetASRModel):
         )
         self.sampler = VocabularySampler(options, self.token_list, self.blank_id)
         self._posteriors: list[torch.Tensor] = []
-        self._batches = 0
+        self.coverage = CoverageMeter()
         self._loss_stats: dict[str, float | torch.Tensor] = {}
 
     def train(self, mode: bool = True) -> SampledTransducerModel:
@@ -269,10 +264,17 @@ class SampledTransducerModel(ESPnetASRModel):
             backend=options.loss_backend,
             chunk_bytes=options.loss_chunk_bytes,
         )
-        self._loss_stats = self._describe_loss(enc, num_frames, num_labels, vocabulary)
-        if self.training and self.options.samples:
-            self._loss_stats["sampling_coverage"] = self._coverage(
-                enc, dec, num_frames, num_labels, vocabulary
+        self._loss_stats = describe_loss(
+            options,
+            num_frames.tolist(),
+            num_labels.tolist(),
+            enc.device.type,
+            output_layer,
+            vocabulary,
+        )
+        if self.training and options.samples:
+            self._loss_stats["sampling_coverage"] = self.coverage(
+                self.joint_network, enc, dec, num_frames, num_labels, vocabulary
             )
 
         cer = wer = None
@@ -303,90 +305,6 @@ class SampledTransducerModel(ESPnetASRModel):
         if source == "intermediate":
             return self._posteriors[1:]
         return []
-
-    @torch.no_grad()
-    def _describe_loss(
-        self,
-        enc: torch.Tensor,
-        num_frames: torch.Tensor,
-        num_labels: torch.Tensor,
-        vocabulary: SampledVocabulary | None,
-    ) -> dict[str, float | torch.Tensor]:
-        """What our loss adds to ESPnet's statistics, in training and validation.
-
-        Args:
-            enc: (B, T, J) projected encoder output.
-            num_frames: (B,)
-            num_labels: (B,)
-            vocabulary: What was drawn, None for the full softmax.
-
-        Returns:
-            ``sampled_vocabulary_size``, the mean over utterances of the tokens in the
-            softmax; ``loss_peak_bytes``, what the loss takes beside its inputs.
-        """
-        size: float | torch.Tensor = float(self.vocab_size)
-        widest = None
-        if vocabulary is not None:
-            size = vocabulary.sizes.float().mean()
-            widest = vocabulary.token_ids.size(1)
-        bytes_at_peak = peak_bytes(
-            num_frames.tolist(),
-            num_labels.tolist(),
-            joint_size=enc.size(2),
-            vocab_size=self.vocab_size,
-            sampled_size=widest,
-            shared=self.options.sampling_scope == "batch",
-            chunk_bytes=self.options.loss_chunk_bytes,
-            device_type=enc.device.type,
-            bias=self.joint_network.lin_out.bias is not None,
-        )
-        return {
-            "sampled_vocabulary_size": size,
-            "loss_peak_bytes": float(bytes_at_peak),
-        }
-
-    @torch.no_grad()
-    def _coverage(
-        self,
-        enc: torch.Tensor,
-        dec: torch.Tensor,
-        num_frames: torch.Tensor,
-        num_labels: torch.Tensor,
-        vocabulary: SampledVocabulary | None,
-    ) -> float | torch.Tensor:
-        """Share of the full softmax that the sampled vocabulary holds, at some nodes.
-
-        Measured on every ``COVERAGE_INTERVAL``-th batch; NaN, which ESPnet's reporter
-        leaves out of its averages, on the others. The nodes are picked without
-        random numbers, so that measuring changes no run.
-
-        Args:
-            enc: (B, T, J) projected encoder output.
-            dec: (B, U + 1, J) projected prediction network output.
-            num_frames: (B,)
-            num_labels: (B,)
-            vocabulary: What was drawn, None for the full softmax.
-        """
-        if vocabulary is None:
-            return 1.0
-        self._batches += 1
-        if self._batches % COVERAGE_INTERVAL != 1:
-            return float("nan")
-        pick = torch.arange(COVERAGE_NODES, device=enc.device)
-        utterance = pick % enc.size(0)
-        spread = pick * 7919 + self._batches  # a prime: far from any period
-        frame = spread % num_frames[utterance].to(enc.device)
-        label = spread % (num_labels[utterance].to(enc.device) + 1)
-        output_layer = self.joint_network.lin_out
-        return softmax_coverage(
-            self.joint_network.joint_activation(
-                enc[utterance, frame] + dec[utterance, label]
-            ),
-            output_layer.weight,
-            output_layer.bias,
-            vocabulary.token_ids[utterance],
-            vocabulary.mask[utterance],
-        )
 
     def _calc_ctc_loss(
         self,

@@ -142,26 +142,3 @@ class VocabularySampler(torch.nn.Module):
             return None
         weights = self.counts if source == "counts" else average(posteriors)
         return mix_with_uniform(weights, self.options.sampling_uniform_mix)
-
-
-@torch.no_grad()
-def softmax_coverage(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, token_ids: Tensor, mask: Tensor
-) -> Tensor:
-    """The share of the full softmax's mass that a sampled vocabulary holds.
-
-    Args:
-        hidden: (n, J) joint network outputs before the output layer, one node a row.
-        weight: (V, J) of the output layer.
-        bias: (V,) or None.
-        token_ids: (n, K) int64, the vocabulary of each node's utterance.
-        mask: (n, K) bool, false on padding.
-
-    Returns:
-        () mean over the nodes, in [0, 1].
-    """
-    logits = torch.nn.functional.linear(
-        hidden.float(), weight.float(), None if bias is None else bias.float()
-    )
-    inside = logits.softmax(dim=-1).gather(1, token_ids)
-    return inside.masked_fill(~mask, 0.0).sum(dim=1).mean()

@@ -10,7 +10,7 @@ from support.asr_models import TOKENS, build_asr_model, make_batch
 import espnet_sampled_rnnt.sampling as sampling
 from espnet_sampled_rnnt.commands.strip import main as strip
 from espnet_sampled_rnnt.distributions import mix_with_uniform
-from espnet_sampled_rnnt.sampling import softmax_coverage
+from espnet_sampled_rnnt.statistics import softmax_coverage
 
 STEPS = {"points": {0: 2, 2: 0}, "unit": "updates"}
 
