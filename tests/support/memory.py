@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
@@ -20,10 +21,18 @@ def counted_peak(function: Callable[[], object]) -> int:
 
     Counted from its start; what ``function`` returns is still held at the end.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
-            result = function()
+    # What was left before must not be given back meanwhile: it would count against.
+    gc.collect()
+    gc.disable()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with profile(
+                activities=[ProfilerActivity.CPU], profile_memory=True
+            ) as record:
+                result = function()
+    finally:
+        gc.enable()
     held = peak = 0
     events = record.profiler.kineto_results.events()
     for event in sorted(events, key=lambda event: event.start_ns()):
