@@ -80,7 +80,6 @@ def main(arguments: list[str] | None = None) -> int:
     counts, length = SIZES[options.digits]
     generator = random.Random(options.seed)
     output = options.output.resolve()
-    shutil.rmtree(output, ignore_errors=True)
     with tempfile.TemporaryDirectory() as scratch:
         try:
             recordings = unpack(options.fsdd, Path(scratch))
@@ -88,6 +87,8 @@ def main(arguments: list[str] | None = None) -> int:
         except (OSError, tarfile.TarError) as error:
             print(f"make_corpus.py: {error}", file=sys.stderr)
             return 1
+        # Not before: a wrong path must not cost the corpus that is there.
+        shutil.rmtree(output, ignore_errors=True)
         for name, count in counts.items():
             utterances = make_sequences(
                 name, count, speakers, options.digits, length, generator
