@@ -99,11 +99,11 @@ def test_every_setting_is_a_configuration_that_the_model_takes(task, setting) ->
     model_conf = config["model_conf"]
     SampledSoftmaxOptions(
         num_samples=model_conf["num_samples"],
-        sampling_scope=model_conf.get("sampling_scope", "example"),
-        sampling_distribution=model_conf.get("sampling_distribution", "uniform"),
-        sampling_uniform_mix=model_conf.get("sampling_uniform_mix", 0.1),
+        sampling_scope=model_conf["sampling_scope"],
+        sampling_distribution=model_conf["sampling_distribution"],
+        sampling_uniform_mix=model_conf["sampling_uniform_mix"],
         sampling_counts=None,
-        logit_correction=model_conf.get("logit_correction", 0.0),
+        logit_correction=model_conf["logit_correction"],
         loss_backend="auto",
         loss_chunk_bytes=None,
         fastemit_lambda=0.0,

@@ -8,7 +8,7 @@ import json
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,6 @@ class Row:
     commit: str | None
     dirty: bool | None
     date: str
-    notes: list[str] = field(default_factory=list)
 
     @property
     def key(self) -> tuple[str, str, int, int]:

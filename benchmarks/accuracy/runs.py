@@ -107,7 +107,8 @@ class Study:
         try:
             row = self._carry_out(run, label)
         except (RunFailed, OSError, ValueError) as error:
-            self.say(f"{label}: FAILED: {error}")
+            if not self._stopping:
+                self.say(f"{label}: FAILED: {error}")
             return f"{run.name}: {error}"
         self.say(
             f"{label}: CER {row.cer:.2f} %, full-softmax validation loss "

@@ -11,6 +11,15 @@ from typing import Any
 SAMPLED_SHARE = 0.6
 # S of the main settings is V over this.
 MAIN_DIVISOR = 16
+# What a setting does not say. Written into every configuration, so that the study
+# stays what it is when the model's defaults change.
+PLAIN = {
+    "num_samples": 0,
+    "sampling_scope": "example",
+    "sampling_distribution": "uniform",
+    "sampling_uniform_mix": 0.1,
+    "logit_correction": 0.0,
+}
 
 
 @dataclass(frozen=True)
@@ -220,9 +229,8 @@ class Run:
             for parent in parents:
                 place = place.setdefault(parent, {})
             place[last] = value
-        config["model_conf"].update(
-            self.setting.model_conf(vocab_size, self.task.updates)
-        )
+        sampling = self.setting.model_conf(vocab_size, self.task.updates)
+        config["model_conf"].update({**PLAIN, **sampling})
         config["num_iters_per_epoch"] = self.task.updates_per_epoch
         config["max_epoch"] = self.task.epochs
         config["seed"] = self.seed
