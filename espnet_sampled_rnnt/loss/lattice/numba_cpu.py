@@ -3,9 +3,13 @@
 Backward recursion first, then the occupancies as a flow. At each node the backward
 recursion knows how the probability of all paths from here splits between blank and
 label; the occupancies are the mass 1 that starts at (0, 0) and follows those
-splits: two transcendental functions a node in all, where the textbook's alpha,
-beta and occupancies take six, and no array beside ``arcs``. The running row of
-beta is float64, so that long utterances lose no digits.
+splits. That needs no alpha, and no array beside ``arcs``.
+
+The recursion runs on probabilities, not on their logarithms: a log and an exp at
+every node, each waiting for the one before, would take most of the time. So that
+nothing underflows, a probability is a pair (m, e) for m 2**e, in float64 with e a
+whole number. What is left of transcendental functions is one polynomial for each
+arc, which waits for nothing and which the compiler turns into vector instructions.
 """
 
 from __future__ import annotations
@@ -25,39 +29,112 @@ from espnet_sampled_rnnt.loss.lattice.base import Backend
 _NODES_FOR_A_THREAD = 20_000
 
 
-def _backward_recursion(arcs, num_frames, num_positions, keep_splits):
-    """-beta(0, 0); where asked, ``arcs`` becomes the splits of each node."""
-    last = num_positions - 1
-    beta = np.empty(num_positions, dtype=np.float64)
+# The exponent that goes with a probability of 0, below that of any other; and the
+# log probability below which an arc counts as one that no path takes.
+_NEVER = -1e18
+_LOG_ZERO = -1e12
+# m is brought back between these bounds before it can grow or shrink away.
+_LARGE, _LARGE_EXPONENT = 2.0**64, 64.0
+# 2 ** -d for differences of exponents; at larger ones the smaller term is lost
+# in float64, even if its m is _LARGE and the other's 1 / _LARGE.
+_HALVES = 0.5 ** np.arange(256)
+_LOG2_E = 1.0 / math.log(2.0)
+# ln 2 in two parts, the first short enough for exact products with whole numbers.
+_LN2_HIGH = 0.693147180369123816490
+_LN2_LOW = 1.90821492927058770002e-10
+
+
+def _powers(values, m_out, e_out):
+    """(m, e) with m 2**e = exp(value), m in [0.7, 1.42], to float64's precision."""
+    for i in range(len(values)):
+        value = values[i]
+        e = np.floor(value * _LOG2_E + 0.5)
+        x = value - e * _LN2_HIGH - e * _LN2_LOW
+        # Taylor's series of exp on [-0.35, 0.35].
+        m = 1.0 / 479001600.0
+        m = m * x + 1.0 / 39916800.0
+        m = m * x + 1.0 / 3628800.0
+        m = m * x + 1.0 / 362880.0
+        m = m * x + 1.0 / 40320.0
+        m = m * x + 1.0 / 5040.0
+        m = m * x + 1.0 / 720.0
+        m = m * x + 1.0 / 120.0
+        m = m * x + 1.0 / 24.0
+        m = m * x + 1.0 / 6.0
+        m = m * x + 0.5
+        m = m * x + 1.0
+        m = m * x + 1.0
+        never = value < _LOG_ZERO
+        m_out[i] = 0.0 if never else m
+        e_out[i] = _NEVER if never else e
+
+
+def _backward_recursion(arcs, num_frames, num_positions, keep_splits, scratch):
+    """-beta(0, 0); where asked, ``arcs`` becomes the splits of each node.
+
+    Label positions run downwards, so all rows lie the other way round here: the last
+    position comes first, and of each position the label arc before the blank one.
+    ``scratch`` is (4, 2 (U + 1)) float64.
+    """
+    values, arc_m, arc_e, beta = scratch
+    beta_m, beta_e = beta[:num_positions], beta[num_positions:]
+    beta_m[:] = 0.0
+    beta_e[:] = _NEVER
+    # One frame behind the last, only reached from its last position.
+    beta_m[0] = 1.0
+    beta_e[0] = 0.0
     for t in range(num_frames - 1, -1, -1):
-        for u in range(last, -1, -1):
-            node = t * num_positions + u
-            if t == num_frames - 1:
-                by_blank = np.float64(arcs[node, 0]) if u == last else -math.inf
+        row = arcs[t * num_positions : (t + 1) * num_positions]
+        backwards = row.reshape(2 * num_positions)[::-1]
+        for i in range(2 * num_positions):
+            values[i] = backwards[i]
+        _powers_compiled(values, arc_m, arc_e)
+        total_m, total_e = 0.0, _NEVER
+        for j in range(num_positions):
+            # Where nothing follows no path takes the arc, which may hold anything.
+            by_label, label_exponent = 0.0, _NEVER
+            if total_m != 0.0:
+                by_label = arc_m[2 * j] * total_m
+                label_exponent = arc_e[2 * j] + total_e
+            by_blank, blank_exponent = 0.0, _NEVER
+            if beta_m[j] != 0.0:
+                by_blank = arc_m[2 * j + 1] * beta_m[j]
+                blank_exponent = arc_e[2 * j + 1] + beta_e[j]
+            # Both to the larger exponent. NaN comes to the last branch.
+            difference = blank_exponent - label_exponent
+            if difference >= 256.0:
+                by_label = 0.0
+                total_e = blank_exponent
+            elif difference >= 0.0:
+                by_label *= _HALVES[int(difference)]
+                total_e = blank_exponent
+            elif difference <= -256.0:
+                by_blank = 0.0
+                total_e = label_exponent
+            elif difference < 0.0:
+                by_blank *= _HALVES[int(-difference)]
+                total_e = label_exponent
             else:
-                by_blank = arcs[node, 0] + beta[u]
-            by_label = arcs[node, 1] + beta[u + 1] if u < last else -math.inf
-            # The smaller of the two relative to the larger; NaN goes to the last
-            # branch and stays NaN.
-            if by_blank == -math.inf and by_label == -math.inf:
-                total = -math.inf
-                blank_share = 0.0
-                label_share = 0.0
-            elif by_blank >= by_label:
-                ratio = math.exp(by_label - by_blank)
-                total = by_blank + math.log1p(ratio)
-                blank_share = 1.0 / (1.0 + ratio)
-                label_share = ratio * blank_share
-            else:
-                ratio = math.exp(by_blank - by_label)
-                total = by_label + math.log1p(ratio)
-                label_share = 1.0 / (1.0 + ratio)
-                blank_share = ratio * label_share
-            beta[u] = total
+                return math.nan
+            total_m = by_blank + by_label
             if keep_splits:
-                arcs[node, 0] = blank_share
-                arcs[node, 1] = label_share
-    return -beta[0]
+                scale = 1.0 / total_m if total_m != 0.0 else 0.0
+                backwards[2 * j + 1] = by_blank * scale
+                backwards[2 * j] = by_label * scale
+            if total_m == 0.0:
+                total_e = _NEVER
+            elif total_m > _LARGE:
+                total_m *= 1.0 / _LARGE
+                total_e += _LARGE_EXPONENT
+            elif total_m < 1.0 / _LARGE:
+                total_m *= _LARGE
+                total_e -= _LARGE_EXPONENT
+            beta_m[j] = total_m
+            beta_e[j] = total_e
+    first = num_positions - 1
+    if beta_m[first] == 0.0:
+        return math.inf
+    return -(math.log(beta_m[first]) + beta_e[first] * math.log(2.0))
 
 
 def _flow(arcs, num_frames, num_positions, scratch):
@@ -80,23 +157,28 @@ def _run_some(arcs, offsets, frames, positions, losses, first, step, occupancies
     for utterance in range(first, len(frames), step):
         part = arcs[offsets[utterance] : offsets[utterance + 1]]
         t, u = frames[utterance], positions[utterance]
-        loss = _backward_recursion_compiled(part, t, u, occupancies)
+        scratch = np.empty((4, 2 * u), dtype=np.float64)
+        loss = _backward_recursion_compiled(part, t, u, occupancies, scratch)
         losses[utterance] = loss
         if occupancies:
             if math.isfinite(loss):
-                _flow_compiled(part, t, u, np.empty(u, dtype=np.float64))
+                _flow_compiled(part, t, u, scratch[0, :u])
             else:
                 part[:] = 0.0
 
 
 def _compile(function: Callable) -> Callable:
+    # "contract" lets a product and a sum be one instruction, and nothing else;
+    # numpy's error model has no exception for a division by zero in its way.
+    options = {"nogil": True, "fastmath": {"contract"}, "error_model": "numpy"}
     try:
         # The compiled code is kept beside the module, or in the user's cache.
-        return numba.njit(nogil=True, cache=True)(function)
+        return numba.njit(cache=True, **options)(function)
     except RuntimeError:  # neither can be written
-        return numba.njit(nogil=True)(function)
+        return numba.njit(**options)(function)
 
 
+_powers_compiled = _compile(_powers)
 _backward_recursion_compiled = _compile(_backward_recursion)
 _flow_compiled = _compile(_flow)
 _run_some_compiled = _compile(_run_some)
