@@ -338,3 +338,26 @@ def test_never_negative(mode, correction, seed, scale):
     assert (losses >= 0.0).all()
     if scale == 0.0:
         assert losses[0] < 1e-4
+
+
+@pytest.mark.parametrize("backend", ["numba", "reference", "torchaudio"])
+def test_rounding_makes_no_loss_negative(backend):
+    """Two paths of probabilities p and 1 - p, certain after that: the loss is 0."""
+    split = torch.linspace(-3.0, 3.0, 2001)
+    far = torch.full_like(split, 50.0)
+    # The label's logit is the sum of both, blank's is 0: split at (0, 0), the label
+    # certain at (1, 0), blank certain at (0, 1) and (1, 1).
+    losses = transducer_loss(
+        torch.stack([split, far], dim=1)[..., None],
+        torch.stack([torch.zeros_like(split), -4.0 * far - split], dim=1)[..., None],
+        torch.tensor([[0.0], [1.0]]),
+        None,
+        torch.ones(2001, 1, dtype=torch.long),
+        torch.full((2001,), 2),
+        torch.ones(2001, dtype=torch.long),
+        activation="identity",
+        reduction="none",
+        backend=backend,
+    )
+    assert (losses >= 0.0).all()
+    assert (losses < 1e-6).all()
