@@ -300,6 +300,24 @@ def test_a_bad_utterance_touches_no_other(
         torch.testing.assert_close(found[index], wanted[index], rtol=1e-5, atol=1e-5)
 
 
+@MODES
+@pytest.mark.parametrize("activation", ["tanh", "relu", "mish", torch.sigmoid])
+@pytest.mark.parametrize("reduction", ["none", "sum"])
+def test_a_bad_utterance_touches_no_other_whatever_the_activation(
+    mode, activation, reduction
+):
+    batch = make_batch(vocab_size=20)
+    bad = batch.copy()
+    with torch.no_grad():
+        bad.enc[1, 2, 3] = torch.nan
+    options = {"activation": activation, **options_of(batch, mode)}
+    found = gradients(bad.loss(reduction=reduction, **options).sum(), bad)
+    losses = batch.loss(reduction="none", **options)
+    wanted = gradients(losses[[0, 2, 3]].sum(), batch)
+    for mine, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("backend", ["reference", "numba", "torchaudio"])
 def test_a_label_of_probability_zero_gives_an_infinite_loss(backend):
     batch = make_batch((4, 4), (1, 1))
