@@ -42,7 +42,7 @@ class SampledTransducerDecoder(TransducerDecoder):
             ``joint_activation_type`` and what that activation takes.
 
     Raises:
-        ValueError: An unknown ``rnn_type``, or a ``context_size`` below 1.
+        ValueError: An unknown ``rnn_type``, or a number out of its range, by name.
     """
 
     @typechecked
@@ -70,6 +70,25 @@ class SampledTransducerDecoder(TransducerDecoder):
                 "number >= 1"
             )
         is_stateless = rnn_type == "stateless"
+        for name, value, allowed, right in (
+            ("num_layers", num_layers, "a whole number >= 1", num_layers >= 1),
+            ("hidden_size", hidden_size, "a whole number >= 1", hidden_size >= 1),
+            ("dropout", dropout, "a number from 0 to 1", 0 <= dropout <= 1),
+            (
+                "dropout_embed",
+                dropout_embed,
+                "a number from 0 to 1",
+                0 <= dropout_embed <= 1,
+            ),
+            (
+                "embed_pad",
+                embed_pad,
+                f"a token id from 0 to {vocab_size - 1}",
+                0 <= embed_pad < vocab_size,
+            ),
+        ):
+            if not right:
+                raise ValueError(f"decoder_conf.{name} is {value}; allowed: {allowed}")
         super().__init__(
             vocab_size,
             # ESPnet's class knows two types. Its state for "gru" is one tensor, as

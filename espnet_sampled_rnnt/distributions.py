@@ -114,13 +114,20 @@ def read_counts(path: str | Path, token_list: Sequence[str]) -> Tensor:
     index = {token: i for i, token in enumerate(token_list)}
     counts = torch.zeros(len(token_list), dtype=torch.float64)
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
     except OSError as error:
         raise ValueError(f"counts file {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"counts file {path}: not UTF-8 ({error.reason})") from error
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
-        token, _, count = line.rpartition(" ")
+        fields = line.rsplit(maxsplit=1)
+        if len(fields) != 2:
+            raise ValueError(
+                f"counts file {path}, line {number}: {line!r} is no token and count"
+            )
+        token, count = fields[0].strip(), fields[1]
         if token not in index:
             raise ValueError(
                 f"counts file {path}, line {number}: {token!r} is not in the token list"

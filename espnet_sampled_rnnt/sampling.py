@@ -92,7 +92,9 @@ class VocabularySampler(torch.nn.Module):
     @property
     def num_samples(self) -> int:
         """S at this point of training; 0 for the full softmax."""
-        return round(self._now(self.options.num_samples_schedule))
+        number = self._now(self.options.num_samples_schedule)
+        # On the way to or from 0 a line passes fractions: 0 alone is the full softmax.
+        return max(1, round(number)) if number > 0 else 0
 
     @property
     def correction(self) -> float:

@@ -145,6 +145,13 @@ def sample_vocabulary(
     """
     if isinstance(vocab_size, bool) or not isinstance(vocab_size, int):
         raise ValueError(f"vocab_size must be an int, but is {vocab_size!r}")
+    if not 1 <= vocab_size < 2**31:
+        raise ValueError(f"vocab_size must be in [1, 2**31), but is {vocab_size}")
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise ValueError(
+            f"generator must be None or a torch.Generator, "
+            f"but is {type(generator).__name__}"
+        )
     if isinstance(num_samples, bool) or not isinstance(num_samples, int):
         raise ValueError(f"num_samples must be an int, but is {num_samples!r}")
     if num_samples < 1:

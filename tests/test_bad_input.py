@@ -201,7 +201,9 @@ def test_vocab_size_that_is_no_int(value):
 
 @pytest.mark.parametrize("value", [0, -3])
 def test_vocab_size_without_blank(value):
-    draw_refused(rf"\[0, {value}\)", vocab_size=value)
+    draw_refused(
+        rf"vocab_size must be in \[1, 2\*\*31\), but is {value}", vocab_size=value
+    )
 
 
 @pytest.mark.parametrize("value", ["utterance", "", None, 1])

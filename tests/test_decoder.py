@@ -213,3 +213,22 @@ def test_attention_model_is_told_which_model_to_set():
 def test_wrong_option_is_named(options, named):
     with pytest.raises(ValueError, match=named):
         SampledTransducerDecoder(VOCAB, ENCODER_SIZE, **options)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("num_layers", 0),
+        ("hidden_size", 0),
+        ("dropout", 2.0),
+        ("dropout_embed", float("nan")),
+        ("embed_pad", -1),
+        ("embed_pad", 9),
+    ],
+)
+@pytest.mark.parametrize("rnn_type", ["lstm", "stateless"])
+def test_numbers_out_of_range_are_refused_by_name(option, value, rnn_type):
+    with pytest.raises(ValueError, match=f"decoder_conf.{option} is {value}"):
+        SampledTransducerDecoder(
+            vocab_size=9, encoder_output_size=4, rnn_type=rnn_type, **{option: value}
+        )

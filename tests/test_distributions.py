@@ -82,7 +82,7 @@ def test_counts_file(tmp_path):
         ("a -1\n", "line 1: '-1' is no count"),
         ("a nan\n", "line 1: 'nan' is no count"),
         ("a 0\n", "no token has a count above 0"),
-        ("3\n", "line 1: '' is not in the token list"),
+        ("3\n", "line 1: '3' is no token and count"),
     ],
 )
 def test_a_bad_counts_file_is_refused_by_line(tmp_path, text, message):
@@ -95,3 +95,16 @@ def test_a_bad_counts_file_is_refused_by_line(tmp_path, text, message):
 def test_a_missing_counts_file_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"counts file .*nowhere: No such file"):
         read_counts(tmp_path / "nowhere", ["a"])
+
+
+def test_counts_file_with_tabs_and_a_byte_order_mark(tmp_path):
+    path = tmp_path / "counts"
+    path.write_text("\ufeffa\t4\nb  3\n", encoding="utf-8")
+    assert read_counts(path, ["a", "b"]).tolist() == [4, 3]
+
+
+def test_a_counts_file_that_is_no_text_is_named(tmp_path):
+    path = tmp_path / "counts"
+    path.write_bytes(b"\xff\xfe\xff")
+    with pytest.raises(ValueError, match="counts: not UTF-8"):
+        read_counts(path, ["a"])

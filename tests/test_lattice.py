@@ -287,6 +287,17 @@ def test_certain_paths_have_loss_zero(backend):
     assert torch.equal(occupancy, taken)
 
 
+@pytest.mark.parametrize("value", [-0.34, -0.36, -5.0])
+def test_long_lattices_neither_underflow_nor_overflow(backend, value):
+    """One path of 2,500 arcs, each of a mantissa near 0.71 or 1.41 of a power of 2."""
+    arcs = torch.full((2500, 2), value)
+    losses, (occupancy,) = run(backend, arcs, (2500,), (0,))
+    assert losses.item() == pytest.approx(-2500 * value, rel=1e-4)
+    # In float32 the naive sums lose about eps times the loss.
+    assert torch.isfinite(occupancy).all()
+    assert float((occupancy[..., 0] - 1.0).abs().max()) < 1e-6 * 2500 * abs(value)
+
+
 def test_many_utterances_in_threads():
     """More nodes than one thread gets, utterances of unlike size."""
     frames, labels = (300, 5, 200, 120, 1) * 2, (80, 3, 90, 0, 60) * 2
@@ -374,3 +385,20 @@ def test_warp_rnnt_is_called(fake_warp_rnnt):
     assert reason is None
     run(BACKENDS["warp_rnnt"], random_arcs())
     assert fake_warp_rnnt.calls == 1
+
+
+@pytest.mark.parametrize("backend", ["numba", "reference", "torchaudio"])
+@pytest.mark.parametrize("scale", [1e3, 1e5])
+def test_occupancies_of_a_large_loss_are_probabilities(backend, scale):
+    """Float32 cancellation once made occupancies of 1e13 of a loss of 1e8."""
+    frames, labels = [30, 12], [9, 4]
+    nodes = sum(t * (u + 1) for t, u in zip(frames, labels, strict=True))
+    generator = torch.Generator().manual_seed(5)
+    arcs = -scale * torch.rand(nodes, 2, generator=generator)
+    expected = arcs.double()
+    BACKENDS["numba"].run(expected, frames, labels, True)
+    BACKENDS[backend].run(arcs, frames, labels, True)
+    assert arcs.min() >= 0.0
+    assert arcs.max() <= 1.0 + 1e-6
+    error = (arcs - expected).abs().max()
+    assert error < (0.2 if backend == "torchaudio" else 1e-3)

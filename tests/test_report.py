@@ -191,3 +191,28 @@ def test_measured_memory_orders_the_losses():
 def test_a_measurement_that_fails_gives_its_last_words():
     with pytest.raises(RuntimeError, match=r"\S"):
         measure(((0, 1),), joint_size=8, cases=((10, 2),))
+
+
+def test_a_schedule_of_samples_counts_by_its_largest(expdir):
+    config = yaml.safe_load((expdir / "config.yaml").read_text(encoding="utf-8"))
+    config["model_conf"]["num_samples"] = {"points": {0: 2, 100: 6, 200: 0}}
+    (expdir / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    assert read_experiment(expdir).num_samples == 6
+
+
+@pytest.mark.parametrize(
+    "text", ["", "null", "[1]", "a: [", "model_conf: 3", "\ufeff:"]
+)
+def test_a_config_that_is_none_is_one_line(expdir, tmp_path, capsys, text):
+    (expdir / "config.yaml").write_text(text, encoding="utf-8")
+    assert report.main(["--expdir", str(expdir), "--output", str(tmp_path)]) == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"report: {expdir / 'config.yaml'}")
+    assert printed.count("\n") == 1
+
+
+def test_an_output_that_cannot_be_made_is_one_line(expdir, tmp_path, capsys):
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    arguments = ["--expdir", str(expdir), "--output", str(tmp_path / "file/x")]
+    assert report.main(arguments) == 1
+    assert capsys.readouterr().err.startswith("report: ")

@@ -271,3 +271,23 @@ def test_a_sampler_can_be_copied():
     model = build_asr_model(model_conf=conf).train()
     train_step(model)
     assert copy.deepcopy(model.sampler).num_samples == 2
+
+
+@pytest.mark.parametrize(
+    ("points", "expected"), [({0: 3, 6: 0}, [3, 1, 0]), ({0: 0, 6: 3}, [0, 2, 3])]
+)
+def test_a_line_to_or_from_the_full_softmax_samples_at_least_one(points, expected):
+    schedule = {"points": points, "interpolate": "linear"}
+    model = build_asr_model(model_conf={"ctc_weight": 0.3, "num_samples": schedule})
+    found = []
+    for updates in (0, 5, 6):
+        model.sampler.updates.fill_(updates)
+        found.append(model.sampler.num_samples)
+    assert found == expected
+
+
+@pytest.mark.parametrize("state", [{1: 2}, {"model": {3: 4}}])
+def test_strip_passes_keys_that_are_no_names(tmp_path, state):
+    torch.save(state, tmp_path / "in.pth")
+    assert strip([str(tmp_path / "in.pth"), str(tmp_path / "out.pth")]) == 0
+    assert strip([str(tmp_path / "in.pth"), str(tmp_path)]) == 1

@@ -17,7 +17,7 @@ PREFIX = "sampler."
 
 def strip_state(state: dict[str, Any]) -> list[str]:
     """Remove our keys from a state dict in place; returns their names."""
-    ours = [name for name in state if name.startswith(PREFIX)]
+    ours = [name for name in state if str(name).startswith(PREFIX)]
     for name in ours:
         del state[name]
     return ours
@@ -44,13 +44,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         state = torch.load(arguments.input, map_location="cpu", weights_only=True)
     except Exception as error:
         # torch.load raises whatever its readers raise; all mean the same here.
-        print(f"strip: cannot read {arguments.input}: {error}", file=sys.stderr)
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        print(f"strip: cannot read {arguments.input}: {reason}", file=sys.stderr)
         return 1
     if not isinstance(state, dict):
         print(f"strip: {arguments.input} holds no state dict", file=sys.stderr)
         return 1
     model = state["model"] if isinstance(state.get("model"), dict) else state
     ours = strip_state(model)
+    if arguments.output.is_dir() or not arguments.output.name:
+        print(f"strip: {arguments.output} is a folder, not a file", file=sys.stderr)
+        return 1
     # First beside the target, then renamed: never half a checkpoint.
     partial = arguments.output.with_name(arguments.output.name + ".partial")
     try:

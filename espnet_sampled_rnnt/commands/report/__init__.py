@@ -66,6 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     try:
         experiments = [(_label(e), e) for e in _read(options.expdir, options.compare)]
+        options.output.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
         print(f"report: {error}", file=sys.stderr)
         return 1
@@ -85,7 +86,6 @@ def main(arguments: list[str] | None = None) -> int:
     summary = [f"{experiment.folder}: epoch {experiment.last_epoch}."]
     warnings = [*_size_warnings(experiment), *memory_note]
 
-    options.output.mkdir(parents=True, exist_ok=True)
     pictures, picture_note = _draw(experiments, memory, options.output)
     warnings += picture_note
     page = options.output / "report.html"

@@ -10,6 +10,8 @@ from typing import Any
 
 import yaml
 
+from espnet_sampled_rnnt.schedules import Schedule
+
 # "12epoch results: [train] loss=1.5, ..., time=3.1 seconds, ..., [valid] loss=..."
 _RESULTS = re.compile(r"(\d+)epoch results: (.*)")
 _STARTED = re.compile(r"\d+/\d+epoch started")
@@ -90,8 +92,13 @@ class Experiment:
 
     @property
     def num_samples(self) -> int:
-        """S; 0 for the full softmax."""
-        return int((self.config.get("model_conf") or {}).get("num_samples") or 0)
+        """S, the largest of a schedule; 0 for the full softmax.
+
+        Raises:
+            ValueError: config.yaml holds no number and no schedule there.
+        """
+        value = (self.config.get("model_conf") or {}).get("num_samples")
+        return int(max(Schedule.parse("model_conf.num_samples", value).values))
 
     @property
     def last_epoch(self) -> int:
@@ -104,12 +111,13 @@ def read_experiment(folder: Path) -> Experiment:
 
     Raises:
         FileNotFoundError: it has no config.yaml, so nothing was trained there.
+        ValueError: config.yaml or a shape file is not what ESPnet writes.
     """
     if not (folder / "config.yaml").is_file():
         raise FileNotFoundError(
             f"{folder} has no config.yaml: nothing was trained there"
         )
-    config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+    config = _read_config(folder / "config.yaml")
     curves, seconds = _read_logs(folder)
     samples = _read_shapes(folder, config, "speech_shape")
     labels = _read_shapes(folder, config, "text_shape")
@@ -121,6 +129,29 @@ def read_experiment(folder: Path) -> Experiment:
         decoded=_read_decoded(folder, frozenset(samples)),
         workload=_workload(config, samples, labels),
     )
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    """config.yaml as ESPnet writes it.
+
+    Raises:
+        ValueError: naming the file: no YAML, or not a mapping of that kind.
+    """
+    try:
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{path} is not YAML: {reason}") from error
+    for name, part in (("", config), ("model_conf", _part(config, "model_conf"))):
+        if not isinstance(part, dict):
+            raise ValueError(f"{path}: {name or 'the whole'} is no mapping: {part!r}")
+    return config
+
+
+def _part(config: Any, name: str) -> Any:
+    if not isinstance(config, dict) or config.get(name) is None:
+        return {}
+    return config[name]
 
 
 def _read_logs(folder: Path) -> tuple[dict[str, dict[int, float]], float]:

@@ -49,6 +49,25 @@ class Backend(ABC):
         """
 
 
+def normalize_occupancies(occupancies: Tensor) -> Tensor:
+    """Make occupancies that float32 has blurred probabilities again, in place.
+
+    A library that works in float32 gets an occupancy as exp(alpha + arc + beta -
+    total): where the loss is large its rounding is no longer small, and the exp of it
+    can be anything. But of each frame exactly one blank arc is taken, and of each
+    label position exactly one label arc.
+
+    Args:
+        occupancies: (G, T, U + 1, 2), 0 on padding.
+    """
+    occupancies.clamp_(0.0, 1.0)
+    blank, label = occupancies.unbind(-1)
+    for arcs, axis in ((blank, 2), (label, 1)):
+        total = arcs.sum(dim=axis, keepdim=True)
+        arcs.div_(torch.where(total > 0, total, 1.0))
+    return occupancies
+
+
 class Padding:
     """Moves arcs between (n, 2), without padding, and (G, T, U + 1, 2)."""
 

@@ -34,7 +34,9 @@ class ReferenceBackend(Backend):
     ) -> Tensor:
         """See :meth:`Backend.run`."""
         padding = Padding(frames, labels, arcs.device)
-        padded = padding.pad(arcs, -torch.inf)
+        # In float64: alpha + beta - total would lose the digits that an occupancy is
+        # made of where the loss is large.
+        padded = padding.pad(arcs.double(), -torch.inf)
         blank, label, final = _allowed_arcs(padded, frames, labels)
         beta = _beta(blank, label, final)
         losses = -beta[:, 0, 0]
@@ -50,7 +52,7 @@ class ReferenceBackend(Backend):
             bad = ~torch.isfinite(losses)
             result.masked_fill_(bad[:, None, None, None], 0.0)
             padding.unpad_into(result, arcs)
-        return losses
+        return losses.to(arcs.dtype)
 
 
 def _allowed_arcs(

@@ -12,7 +12,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from espnet_sampled_rnnt.loss.lattice.base import LOG_ZERO, Backend, Padding
+from espnet_sampled_rnnt.loss.lattice.base import (
+    LOG_ZERO,
+    Backend,
+    Padding,
+    normalize_occupancies,
+)
 from espnet_sampled_rnnt.loss.lattice.reference import ReferenceBackend
 
 
@@ -77,7 +82,7 @@ class TorchaudioBackend(Backend):
         losses = losses.detach()
         losses = torch.where(losses >= -LOG_ZERO, torch.inf, losses)
         if occupancies:
-            result = gradient.neg_()
+            result = normalize_occupancies(gradient.neg_())
             bad = ~torch.isfinite(losses)
             result.masked_fill_(bad[:, None, None, None], 0.0)
             padding.unpad_into(result, arcs)

@@ -8,7 +8,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from espnet_sampled_rnnt.loss.lattice.base import LOG_ZERO, Backend, Padding
+from espnet_sampled_rnnt.loss.lattice.base import (
+    LOG_ZERO,
+    Backend,
+    Padding,
+    normalize_occupancies,
+)
 
 
 class WarpRnntBackend(Backend):
@@ -64,7 +69,7 @@ class WarpRnntBackend(Backend):
         losses = losses.detach()
         losses = torch.where(losses >= -LOG_ZERO, torch.inf, losses)
         if occupancies:
-            result = gradient.neg()
+            result = normalize_occupancies(gradient.neg())
             bad = ~torch.isfinite(losses)
             result.masked_fill_(bad[:, None, None, None], 0.0)
             padding.unpad_into(result, arcs)
