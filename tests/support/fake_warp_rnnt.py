@@ -6,6 +6,7 @@ import importlib.machinery
 import types
 
 import torch
+
 from support.reference import lattice_loss
 
 
