@@ -1,7 +1,4 @@
-"""The lattice by torchaudio's rnnt_loss, which has a CUDA kernel.
-
-Two columns a node are a transducer of a vocabulary of two: blank 0, all labels 1.
-"""
+"""The lattice by torchaudio's rnnt_loss, which has a CUDA kernel."""
 
 from __future__ import annotations
 
@@ -12,16 +9,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from espnet_sampled_rnnt.loss.lattice.base import (
-    LOG_ZERO,
-    Backend,
-    Padding,
-    normalize_occupancies,
-)
+from espnet_sampled_rnnt.loss.lattice.library import LibraryBackend
 from espnet_sampled_rnnt.loss.lattice.reference import ReferenceBackend
 
 
-class TorchaudioBackend(Backend):
+class TorchaudioBackend(LibraryBackend):
     """CPU and CUDA, float32."""
 
     name = "torchaudio"
@@ -54,39 +46,25 @@ class TorchaudioBackend(Backend):
     ) -> Tensor:
         """See :meth:`Backend.run`."""
         if max(labels) == 0:
-            # torchaudio takes no empty target axis; there is one path a lattice.
+            # torchaudio takes no target axis longer than the longest target; and
+            # there is one path a lattice.
             return ReferenceBackend().run(arcs, frames, labels, occupancies)
-        device = arcs.device
-        padding = Padding(frames, labels, device)
-        padded = padding.pad(arcs, 0.0).clamp_(min=LOG_ZERO)
-        lengths = [
-            torch.tensor(list(x), dtype=torch.int32, device=device)
-            for x in (frames, labels)
-        ]
-        targets = torch.ones(len(labels), max(labels), dtype=torch.int32, device=device)
-        # The gradient is asked for even where it is not needed: torchaudio makes it
-        # on the way.
-        with torch.enable_grad():
-            leaf = padded.requires_grad_()
-            losses = _rnnt_loss()(
-                leaf,
-                targets,
-                *lengths,
-                blank=0,
-                clamp=-1,
-                reduction="none",
-                fused_log_softmax=False,
-            )
-            if occupancies:
-                (gradient,) = torch.autograd.grad(losses.sum(), leaf)
-        losses = losses.detach()
-        losses = torch.where(losses >= -LOG_ZERO, torch.inf, losses)
-        if occupancies:
-            result = normalize_occupancies(gradient.neg_())
-            bad = ~torch.isfinite(losses)
-            result.masked_fill_(bad[:, None, None, None], 0.0)
-            padding.unpad_into(result, arcs)
-        return losses
+        return super().run(arcs, frames, labels, occupancies)
+
+    def losses(
+        self, log_probs: Tensor, targets: Tensor, frames: Tensor, labels: Tensor
+    ) -> Tensor:
+        """See :meth:`LibraryBackend.losses`."""
+        return _rnnt_loss()(
+            log_probs,
+            targets,
+            frames,
+            labels,
+            blank=0,
+            clamp=-1,
+            reduction="none",
+            fused_log_softmax=False,
+        )
 
 
 def _rnnt_loss():
