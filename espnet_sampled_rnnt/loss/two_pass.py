@@ -360,7 +360,7 @@ def _run(
     gradients = None
     if want and at_once:
         gradients = _zero_gradients(problem, enc, dec, weight, bias, wanted)
-    losses = torch.empty(enc.size(0), dtype=problem.dtype, device=enc.device)
+    losses = torch.zeros(enc.size(0), dtype=problem.dtype, device=enc.device)
     kept: list[Tensor] = []
     for group in workspace.groups:
         passes = GroupPasses(problem, group, workspace, enc, dec, weight, bias)
