@@ -1,6 +1,6 @@
 """How many bytes the loss takes, told in advance from the shapes.
 
-A model of the allocations of :mod:`espnet_sampled_rnnt.loss.two_pass`, kept beside
+A model of the allocations of :mod:`espnet_sampled_rnnt.loss.passes`, kept beside
 it and checked against counted bytes by ``tests/test_loss_memory.py``.
 """
 

@@ -18,7 +18,8 @@ from espnet_sampled_rnnt.loss.lattice import resolve
 from espnet_sampled_rnnt.loss.nodes import NodeSet
 from espnet_sampled_rnnt.loss.options import LossOptions
 from espnet_sampled_rnnt.loss.output import OutputColumns
-from espnet_sampled_rnnt.loss.two_pass import Problem, TwoPass
+from espnet_sampled_rnnt.loss.passes import Problem
+from espnet_sampled_rnnt.loss.two_pass import TwoPass
 from espnet_sampled_rnnt.vocabulary import SampledVocabulary
 
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
