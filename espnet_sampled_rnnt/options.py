@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from espnet_sampled_rnnt.distributions import DISTRIBUTIONS, Distribution
@@ -88,12 +89,12 @@ class SampledSoftmaxOptions:
         if not (self.fastemit_lambda >= 0.0 and math.isfinite(self.fastemit_lambda)):
             raise _refusal("fastemit_lambda", self.fastemit_lambda, "a number >= 0")
 
-    @property
+    @cached_property
     def num_samples_schedule(self) -> Schedule:
         """``num_samples`` as a schedule."""
         return Schedule.parse("model_conf.num_samples", self.num_samples)
 
-    @property
+    @cached_property
     def correction_schedule(self) -> Schedule:
         """``logit_correction`` as a schedule."""
         return Schedule.parse("model_conf.logit_correction", self.logit_correction)
