@@ -24,7 +24,11 @@ from espnet_sampled_rnnt.loss.nodes import (
     make_groups,
 )
 from espnet_sampled_rnnt.loss.options import LossOptions, default_chunk_bytes
-from espnet_sampled_rnnt.loss.output import OutputColumns, OutputGradient
+from espnet_sampled_rnnt.loss.output import (
+    GatheredColumns,
+    OutputColumns,
+    OutputGradient,
+)
 
 
 @dataclass(frozen=True)
@@ -138,6 +142,7 @@ class GroupPasses:
         self.workspace = workspace
         self.enc, self.dec = enc, dec
         self.weight, self.bias = weight, bias
+        self._gathered: tuple[tuple[int, ...] | None, GatheredColumns] | None = None
         shared = problem.columns.shared
         if problem.gather:
             chunks: Sequence[Chunk] = gather_chunks(
@@ -165,10 +170,18 @@ class GroupPasses:
         """U_b of the utterances of the group."""
         return [self.problem.nodes.labels[b] for b in self.group.utterances]
 
-    def _columns(self, chunk: Chunk):
-        return self.problem.columns.gather(
-            chunk.utterances, self.weight, self.bias, self.problem.dtype
-        )
+    def _columns(self, chunk: Chunk) -> GatheredColumns:
+        """The output columns of a chunk; those of the last one asked for are kept."""
+        # The chunks of an utterance follow each other, and the last of pass 1 is the
+        # first of pass 2. Where all share their columns, any chunk's are the same.
+        wanted = None if self.problem.columns.shared else chunk.utterances
+        if self._gathered is None or self._gathered[0] != wanted:
+            self._gathered = None
+            columns = self.problem.columns.gather(
+                chunk.utterances, self.weight, self.bias, self.problem.dtype
+            )
+            self._gathered = (wanted, columns)
+        return self._gathered[1]
 
     def _hidden(self, index: int, make: bool) -> Tensor:
         chunk = self.chunks[index]
