@@ -125,7 +125,7 @@ class Corpus:
 # them done, torch's autoload of this package's registration included, and then
 # starts as `python -m` starts it.
 _SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload(["espnet2.tasks.asr", "soundfile"])
+_SERVER.set_forkserver_preload(["espnet2.tasks.asr", "espnet2.bin.asr_inference"])
 
 
 def _as_main(
@@ -138,6 +138,7 @@ def _as_main(
     os.environ.update(environment)
     os.chdir(folder)
     torch.set_num_threads(1)
+    multiprocessing.set_start_method("fork", force=True)  # as in a process of its own
     sys.argv[:] = command
     sys.path.insert(0, folder)
     runpy.run_module(command[0], run_name="__main__", alter_sys=True)
