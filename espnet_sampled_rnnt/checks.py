@@ -9,10 +9,19 @@ from torch import Tensor
 _INTEGERS = (torch.int32, torch.int64, torch.int16, torch.uint8, torch.int8)
 
 
-def check_integer_tensor(name: str, value: Tensor, axes: int | None = None) -> None:
-    """``value`` is a tensor of integers, of ``axes`` axes where given."""
+def check_is_plain_tensor(name: str, value: Tensor) -> None:
+    """``value`` is a tensor whose numbers are one after the other."""
     if not isinstance(value, Tensor):
         raise ValueError(f"{name} must be a tensor, but is {type(value).__name__}")
+    if value.is_nested:
+        raise ValueError(f"{name} is nested, but must be padded, with lengths")
+    if value.layout != torch.strided:
+        raise ValueError(f"{name} must be dense, but is {value.layout}")
+
+
+def check_integer_tensor(name: str, value: Tensor, axes: int | None = None) -> None:
+    """``value`` is a tensor of integers, of ``axes`` axes where given."""
+    check_is_plain_tensor(name, value)
     if value.dtype not in _INTEGERS:
         raise ValueError(f"{name} must hold integers, but is {value.dtype}")
     if axes is not None and value.dim() != axes:
@@ -22,13 +31,15 @@ def check_integer_tensor(name: str, value: Tensor, axes: int | None = None) -> N
 
 
 def check_same_device(**tensors: Tensor) -> None:
-    """All tensors are on the device of the first."""
+    """All tensors are on the device of the first, which holds numbers."""
     (first_name, first), *others = tensors.items()
     for name, tensor in others:
         if tensor.device != first.device:
             raise ValueError(
                 f"{name} is on {tensor.device}, but {first_name} is on {first.device}"
             )
+    if first.is_meta:
+        raise ValueError(f"{first_name} is on the meta device, which holds no numbers")
 
 
 def check_lengths(

@@ -163,6 +163,36 @@ def test_no_tensor_at_all(name):
     refused(rf"^{name} must be a tensor, but is list", **{name: [[1]]})
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_sparse_tensor(name):
+    sparse = arguments()[name].to_sparse()
+    refused(f"^{name} must be dense, but is torch.sparse_coo", **{name: sparse})
+
+
+def test_tensors_without_numbers():
+    on_meta = {name: value.to("meta") for name, value in arguments().items()}
+    refused("^enc is on the meta device, which holds no numbers", **on_meta)
+
+
+@pytest.mark.parametrize("name", ["enc", "dec", "targets"])
+def test_a_nested_tensor(name):
+    parts = list(arguments()[name])
+    nested = torch.nested.nested_tensor(parts, layout=torch.jagged)
+    refused(f"^{name} is nested, but must be padded", **{name: nested})
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.sum(-1, keepdim=True),
+        lambda x: x[..., : x.size(-1) // 2],
+        lambda x: x.tolist(),
+    ],
+)
+def test_an_activation_that_is_not_elementwise(function):
+    refused("^activation must be elementwise, but callable", activation=function)
+
+
 def test_a_missing_bias_is_no_error_and_a_missing_weight_is():
     assert torch.isfinite(transducer_loss(**{**arguments(), "bias": None}))
     refused("weight must be a tensor, but is NoneType", weight=None)

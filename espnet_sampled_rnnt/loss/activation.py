@@ -26,14 +26,26 @@ class Activation:
     from_output: bool
 
     def forward_(self, x: torch.Tensor) -> torch.Tensor:
-        """Replace ``x`` by the activation of ``x`` and return it."""
+        """Replace ``x`` by the activation of ``x`` and return it.
+
+        Raises:
+            ValueError: a callable that is not elementwise.
+        """
         if self.name == "tanh":
             return torch.tanh_(x)
         if self.name == "relu":
             return torch.relu_(x)
         if self.name == "identity":
             return x
-        return x.copy_(self.function(x))
+        value = self.function(x)
+        # copy_ would broadcast what is not elementwise.
+        if not isinstance(value, torch.Tensor) or value.shape != x.shape:
+            made = getattr(value, "shape", type(value).__name__)
+            raise ValueError(
+                f"activation must be elementwise, but {self.name} makes "
+                f"{made if isinstance(made, str) else tuple(made)} of {tuple(x.shape)}"
+            )
+        return x.copy_(value)
 
     def backward_(
         self,

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from espnet_sampled_rnnt.checks import (
     check_integer_tensor,
+    check_is_plain_tensor,
     check_lengths,
     check_same_device,
     check_targets,
@@ -168,8 +169,7 @@ def _check_tensors(
     if bias is not None:
         expected["bias"] = (bias, 1)
     for name, (tensor, axes) in expected.items():
-        if not isinstance(tensor, Tensor):
-            raise ValueError(f"{name} must be a tensor, but is {type(tensor).__name__}")
+        check_is_plain_tensor(name, tensor)
         if tensor.dtype not in _FLOATS:
             raise ValueError(
                 f"{name} must be float64, float32, bfloat16 or float16, "
