@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.accuracy.rows import Row
@@ -24,7 +24,8 @@ _AXES = (("update", "updates"), ("seconds", "training seconds"))
 
 
 def draw(rows: Sequence[Row], folder: Path) -> list[Path]:
-    """A file for each task that has rows: main settings only.
+    """Two files for each task that has rows: curves of the main settings, and the
+    trade between error rate and calibration of all.
 
     Returns:
         The files written.
@@ -39,10 +40,13 @@ def draw(rows: Sequence[Row], folder: Path) -> list[Path]:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    folder.mkdir(parents=True, exist_ok=True)
     written = []
     for task in TASKS:
-        groups = by_setting(of_task(rows, task))
-        groups = {name: groups[name] for name in main_settings() if name in groups}
+        every = by_setting(of_task(rows, task))
+        if len(every) > 1:
+            written.append(_draw_trade(pyplot, task, every, folder))
+        groups = {name: every[name] for name in main_settings() if name in every}
         if not groups:
             continue
         figure, panels = pyplot.subplots(2, 2, figsize=(10, 7), layout="constrained")
@@ -56,13 +60,43 @@ def draw(rows: Sequence[Row], folder: Path) -> list[Path]:
                 panel.grid(True, alpha=0.3)
         panels[0][0].legend(fontsize="small")
         figure.suptitle(f"{task}: mean over seeds thick, each seed thin", fontsize=11)
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"accuracy-{task}-main.png"
-        # Without a date in it the same rows give the same file.
-        figure.savefig(path, dpi=110, metadata={"Software": None})
-        pyplot.close(figure)
-        written.append(path)
+        written.append(_save(pyplot, figure, folder / f"accuracy-{task}-main.png"))
     return written
+
+
+def _draw_trade(
+    pyplot, task: str, groups: Mapping[str, Sequence[Row]], folder: Path
+) -> Path:
+    """Test CER against full-softmax validation loss, a point a setting."""
+    figure, panel = pyplot.subplots(figsize=(7, 5), layout="constrained")
+    for name, group in groups.items():
+        place = (
+            statistics.fmean(row.valid_loss_full for row in group),
+            statistics.fmean(row.cer for row in group),
+        )
+        panel.scatter(*place, color=_COLOURS.get(name, "#888888"), zorder=3)
+        panel.annotate(
+            f"{name} ({len(group)})",
+            place,
+            xytext=(4, 3),
+            textcoords="offset points",
+            fontsize=8,
+        )
+    panel.set_xlabel("full-softmax validation loss (nats an utterance)")
+    panel.set_ylabel("test CER (%)")
+    panel.grid(True, alpha=0.3)
+    panel.margins(x=0.18)
+    figure.suptitle(
+        f"{task}: error rate and calibration, runs in brackets", fontsize=11
+    )
+    return _save(pyplot, figure, folder / f"accuracy-{task}-trade.png")
+
+
+def _save(pyplot, figure, path: Path) -> Path:
+    # Without a date in it the same rows give the same file.
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+    pyplot.close(figure)
+    return path
 
 
 def _draw_setting(

@@ -59,6 +59,7 @@ def _block(words: Sequence[str], rows: Sequence[Row]) -> str:
                     f"![{task}, {what}](images/accuracy-{task}-{group}.png)"
                     for group, what in (
                         ("main", "error rate and loss over updates and time"),
+                        ("trade", "error rate against full-softmax loss"),
                     )
                 )
     raise ValueError(f"block {' '.join(words)!r} is not known")
