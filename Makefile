@@ -2,10 +2,12 @@
 #
 # VENV    the virtual environment that is made and used     (.venv/main)
 # PYTHON  a version such as 3.12, or an executable, to make it with (found by itself)
+# JOBS    test processes at once                             (2)
 # PYTEST  options for pytest                                 (none)
 
 VENV ?= .venv/main
 PYTHON ?=
+JOBS ?= 2
 PYTEST ?=
 DEMO := egs2_recipes/mini_an4/asr1
 
@@ -20,7 +22,7 @@ environment: ## virtual environment with ESPnet, this package and the test tools
 	@scripts/environment.sh $(VENV) $(PYTHON)
 
 test: environment lint ## lint, then the whole test suite
-	$(VENV)/bin/python -m pytest $(PYTEST)
+	$(VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile $(PYTEST)
 
 lint: environment ## ruff: rules and formatting
 	$(VENV)/bin/ruff check .
