@@ -18,14 +18,21 @@ from espnet_sampled_rnnt.registration import autoload as _autoload
 
 if TYPE_CHECKING:
     from espnet_sampled_rnnt.loss.transducer import transducer_loss
+    from espnet_sampled_rnnt.registration import provide_warprnnt
     from espnet_sampled_rnnt.vocabulary import SampledVocabulary, sample_vocabulary
 
-__all__ = ["SampledVocabulary", "sample_vocabulary", "transducer_loss"]
+__all__ = [
+    "SampledVocabulary",
+    "provide_warprnnt",
+    "sample_vocabulary",
+    "transducer_loss",
+]
 
 __version__ = "0.1.0"
 
 _HOME = {
     "SampledVocabulary": "espnet_sampled_rnnt.vocabulary",
+    "provide_warprnnt": "espnet_sampled_rnnt.registration",
     "sample_vocabulary": "espnet_sampled_rnnt.vocabulary",
     "transducer_loss": "espnet_sampled_rnnt.loss.transducer",
 }

@@ -30,10 +30,24 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from importlib.metadata import EntryPoint
 
-__all__ = ["SWITCH", "autoload", "group_prefix", "register", "register_in_workers"]
+__all__ = [
+    "SWITCH",
+    "WARPRNNT",
+    "WARPRNNT_SWITCH",
+    "autoload",
+    "group_prefix",
+    "provide_warprnnt",
+    "register",
+    "register_in_workers",
+]
 
 SWITCH = "ESPNET_SAMPLED_RNNT_AUTOLOAD"
 """Environment variable; "0" leaves registering to explicit calls of ``register``."""
+
+WARPRNNT_SWITCH = "ESPNET_SAMPLED_RNNT_WARPRNNT"
+"""Environment variable; "1" provides ``warprnnt_pytorch`` where there is none."""
+
+WARPRNNT = "warprnnt_pytorch"
 
 WARNING_PREFIX = "espnet-sampled-rnnt: "
 
@@ -65,7 +79,19 @@ def register() -> None:
     """
     if not any(isinstance(finder, _TaskBaseFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _TaskBaseFinder())
+    _add_warprnnt_finder()
     _hook_task_base()
+
+
+def provide_warprnnt() -> None:
+    """Let ``import warprnnt_pytorch`` give ours, here and in processes started here.
+
+    For ESPnet's own transducers, which import their loss from there; see
+    ``docs/warprnnt.md``. A ``warprnnt_pytorch`` that is installed stays what it is.
+    The same as ``ESPNET_SAMPLED_RNNT_WARPRNNT=1`` in the environment.
+    """
+    os.environ[WARPRNNT_SWITCH] = "1"
+    _add_warprnnt_finder()
 
 
 def register_in_workers() -> None:
@@ -121,6 +147,47 @@ class _TaskBaseFinder:
                 _call_after_import(spec)
                 return spec
         return None
+
+
+def _add_warprnnt_finder() -> None:
+    if not any(isinstance(finder, _WarprnntFinder) for finder in sys.meta_path):
+        sys.meta_path.append(_WarprnntFinder())
+
+
+class _WarprnntFinder:
+    """Import finder, asked last, that gives a ``warprnnt_pytorch`` where one is wanted.
+
+    The switch is read at each such import, not when the finder is put in place.
+    """
+
+    def find_spec(
+        self, name: str, path: Any = None, target: Any = None
+    ) -> ModuleSpec | None:
+        if name != WARPRNNT or os.environ.get(WARPRNNT_SWITCH, "").strip() != "1":
+            return None
+        # Finders that came later may know a real one.
+        finders = list(sys.meta_path)
+        later = finders[finders.index(self) + 1 :] if self in finders else []
+        for finder in later:
+            find_spec = getattr(finder, "find_spec", None)
+            spec = None if find_spec is None else find_spec(name, path, target)
+            if spec is not None:
+                return spec
+        from importlib.machinery import ModuleSpec
+
+        return ModuleSpec(name, self, origin="espnet_sampled_rnnt.warprnnt")
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """An empty module, as Python makes it."""
+
+    def exec_module(self, module: Any) -> None:
+        """Give ``module`` the public names of ours."""
+        from espnet_sampled_rnnt import warprnnt
+
+        module.__doc__ = warprnnt.__doc__
+        module.__all__ = list(warprnnt.__all__)
+        for name in warprnnt.__all__:
+            setattr(module, name, getattr(warprnnt, name))
 
 
 def _call_after_import(spec: ModuleSpec) -> None:
