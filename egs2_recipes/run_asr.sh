@@ -38,7 +38,7 @@ for path in "${source}"/*; do
     name=${path##*/}
     case ${name} in
         asr.sh | pyscripts | scripts | steps | utils) ;;  # linked above
-        path.sh | run*.sh | *.md) ;;                      # the recipe has its own
+        path.sh | db.sh | run*.sh | *.md) ;;              # the recipe has its own
         data | dump | exp* | downloads) ;;                # a user's runs in that tree
         conf | local)
             mkdir -p "${name}"
@@ -52,6 +52,7 @@ for path in "${source}"/*; do
     esac
 done
 link ../../path.sh path.sh
+link ../../db.sh db.sh
 [ -e local/path.sh ] || : >local/path.sh
 
 ./asr.sh "$@" 2>&1 | python3 "${recipes}/tools/follow_training.py"
