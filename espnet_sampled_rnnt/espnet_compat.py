@@ -17,6 +17,27 @@ import torch
 
 from espnet_sampled_rnnt.distributions import mean_posterior
 
+try:  # ESPnet 202611 moved what was left of ESPnet1
+    from espnet2.legacy.nets.pytorch_backend.transformer.subsampling import (
+        TooShortUttError,
+    )
+except ImportError:
+    from espnet.nets.pytorch_backend.transformer.subsampling import TooShortUttError
+
+__all__ = [
+    "TooShortUttError",
+    "check_distribution",
+    "check_joint_network",
+    "is_transducer_decoder",
+    "joint_network_of",
+    "merged_signature",
+    "output_parameters",
+    "posterior_tap",
+    "refuse_other_vocabulary",
+    "refuse_unknown_options",
+    "shortest_speech",
+]
+
 # The parts of ESPnet's JointNetwork that the loss reads one by one, because it
 # never calls the network as a whole: that would build the (B, T, U, V) logits.
 JOINT_NETWORK_PARTS = ("lin_enc", "lin_dec", "lin_out", "joint_activation")
@@ -87,6 +108,84 @@ def check_joint_network(joint_network: torch.nn.Module) -> None:
             f"{', '.join(missing)}: the sampled loss computes the logits itself and "
             "needs the parts of espnet2.asr_transducer.joint_network.JointNetwork"
         )
+
+
+def joint_network_of(
+    decoder: object | None, joint_network: torch.nn.Module | None
+) -> torch.nn.Module:
+    """The joint network, ESPnet's or the one that the decoder brings.
+
+    Raises:
+        ValueError: Neither is there, or the decoder is no transducer's.
+    """
+    if joint_network is None and hasattr(decoder, "release_joint_network"):
+        joint_network = decoder.release_joint_network()
+    if joint_network is None or not is_transducer_decoder(decoder):
+        kind = "none" if decoder is None else type(decoder).__name__
+        raise ValueError(
+            f"decoder is {kind}, which is no transducer's; allowed with model: "
+            "sampled_transducer: decoder: transducer (with joint_net_conf) or "
+            "decoder: sampled_transducer"
+        )
+    check_joint_network(joint_network)
+    return joint_network
+
+
+def output_parameters(
+    layer: torch.nn.Linear,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Weight and bias of the joint network's output layer, an adapter included.
+
+    The loss multiplies by the weight itself and never calls the layer, so what
+    ESPnet's LoRA adapter (``--use_adapter``) adds in the layer's forward is added here.
+
+    Returns:
+        (V, J) and (V,) or None.
+
+    Raises:
+        ValueError: An adapter with dropout, which drops inputs, not weights.
+    """
+    weight = layer.weight
+    if not hasattr(layer, "lora_A") or layer.merged:
+        return weight, layer.bias
+    if getattr(layer.lora_dropout, "p", 0.0) > 0.0:
+        raise ValueError(
+            f"adapter_conf.dropout_rate is {layer.lora_dropout.p}, and the adapter is "
+            "at the joint network's lin_out; allowed there: 0"
+        )
+    return weight + layer.lora_B @ layer.lora_A * layer.scaling, layer.bias
+
+
+def shortest_speech(frontend: torch.nn.Module | None) -> int:
+    """Samples below which ESPnet's front end raises an error: it mirrors half a window.
+
+    Args:
+        frontend: Of the model; None where features come in.
+    """
+    stft = getattr(frontend, "stft", None)
+    return stft.n_fft // 2 + 1 if getattr(stft, "center", False) else 1
+
+
+def refuse_other_vocabulary(
+    model: torch.nn.Module, state_dict: dict, prefix: str, *_: object
+) -> None:
+    """Raise where a checkpoint has another number of tokens than the model.
+
+    A hook for ``register_load_state_dict_pre_hook``: torch's own message is one for
+    each of the parameters, none of which mentions the token list.
+
+    Raises:
+        RuntimeError: As torch raises it for a shape that does not fit.
+    """
+    theirs = state_dict.get(f"{prefix}joint_network.lin_out.weight")
+    ours = model.joint_network.lin_out.weight
+    if theirs is None or len(theirs) == len(ours):
+        return
+    raise RuntimeError(
+        f"the checkpoint was trained with {len(theirs)} tokens, but the token list of "
+        f"this model has {len(ours)}: give the token list of the checkpoint, or, to "
+        "keep only what fits, --ignore_init_mismatch true with --init_param"
+    )
 
 
 def is_transducer_decoder(decoder: object) -> bool:

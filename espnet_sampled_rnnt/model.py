@@ -19,10 +19,11 @@ from typeguard import typechecked
 
 from espnet_sampled_rnnt.espnet_compat import (
     check_distribution,
-    check_joint_network,
-    is_transducer_decoder,
+    joint_network_of,
     merged_signature,
+    output_parameters,
     posterior_tap,
+    refuse_other_vocabulary,
     refuse_unknown_options,
 )
 from espnet_sampled_rnnt.loss.transducer import transducer_loss
@@ -33,9 +34,10 @@ from espnet_sampled_rnnt.scoring import (
     ctc_character_error_rate,
 )
 from espnet_sampled_rnnt.statistics import CoverageMeter, describe_loss
+from espnet_sampled_rnnt.utterances import GuardedASRModel
 
 
-class SampledTransducerModel(ESPnetASRModel):
+class SampledTransducerModel(GuardedASRModel):
     """ESPnet's ASR model with a transducer loss that never holds the logits whole.
 
     In training the softmax runs over blank, the labels at hand and ``num_samples``
@@ -114,7 +116,7 @@ class SampledTransducerModel(ESPnetASRModel):
                 f"model_conf.ctc_weight is {ctc_weight!r}; allowed: a number from 0 "
                 "to 1"
             )
-        joint_network = _joint_network_of(decoder, joint_network)
+        joint_network = joint_network_of(decoder, joint_network)
         # Given a joint network, the parent imports warprnnt_pytorch, which cannot
         # be installed; so it is made without one, as an attention model, and what
         # makes it a transducer is set after. With a CTC weight of 1 an attention
@@ -167,6 +169,7 @@ class SampledTransducerModel(ESPnetASRModel):
             options.distribution.source, options.sampling_distribution, self
         )
         self.sampler = VocabularySampler(options, self.token_list, self.blank_id)
+        self.register_load_state_dict_pre_hook(refuse_other_vocabulary)
         self._posteriors: list[torch.Tensor] = []
         self.coverage = CoverageMeter()
         self._loss_stats: dict[str, float | torch.Tensor] = {}
@@ -228,6 +231,9 @@ class SampledTransducerModel(ESPnetASRModel):
         Returns:
             Loss, the mean over utterances; character and word error rate or None.
         """
+        encoder_out, encoder_out_lens, labels = self.unusable.drop_from(
+            encoder_out, encoder_out_lens, labels
+        )
         decoder_in, targets, num_frames, num_labels = get_transducer_task_io(
             labels,
             encoder_out_lens,
@@ -239,6 +245,7 @@ class SampledTransducerModel(ESPnetASRModel):
 
         options = self.options
         output_layer = self.joint_network.lin_out
+        weight, bias = output_parameters(output_layer)
         vocabulary = None
         if self.training:
             self.sampler.step(self._changing_parameter())
@@ -250,8 +257,8 @@ class SampledTransducerModel(ESPnetASRModel):
         loss = transducer_loss(
             enc,
             dec,
-            output_layer.weight,
-            output_layer.bias,
+            weight,
+            bias,
             targets,
             num_frames,
             num_labels,
@@ -324,6 +331,9 @@ class SampledTransducerModel(ESPnetASRModel):
         Returns:
             Loss; character error rate or None.
         """
+        encoder_out, encoder_out_lens, ys_pad, ys_pad_lens = self.unusable.drop_from(
+            encoder_out, encoder_out_lens, ys_pad, ys_pad_lens
+        )
         with posterior_tap(self.ctc, self._posteriors, self._taps_posteriors):
             loss, _ = super()._calc_ctc_loss(
                 encoder_out, encoder_out_lens, ys_pad, ys_pad_lens
@@ -339,27 +349,6 @@ class SampledTransducerModel(ESPnetASRModel):
             self.not_characters,
         )
         return loss, cer
-
-
-def _joint_network_of(
-    decoder: AbsDecoder | None, joint_network: torch.nn.Module | None
-) -> torch.nn.Module:
-    """The joint network, ESPnet's or the one that the decoder brings.
-
-    Raises:
-        ValueError: Neither is there, or the decoder is no transducer's.
-    """
-    if joint_network is None and hasattr(decoder, "release_joint_network"):
-        joint_network = decoder.release_joint_network()
-    if joint_network is None or not is_transducer_decoder(decoder):
-        kind = "none" if decoder is None else type(decoder).__name__
-        raise ValueError(
-            f"decoder is {kind}, which is no transducer's; allowed with model: "
-            "sampled_transducer: decoder: transducer (with joint_net_conf) or "
-            "decoder: sampled_transducer"
-        )
-    check_joint_network(joint_network)
-    return joint_network
 
 
 # `--print_config` and the check for misspelt options read this.

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from espnet_sampled_rnnt.espnet_compat import output_parameters
 from espnet_sampled_rnnt.loss.memory import peak_bytes
 from espnet_sampled_rnnt.options import SampledSoftmaxOptions
 from espnet_sampled_rnnt.vocabulary import SampledVocabulary
@@ -110,8 +111,7 @@ class CoverageMeter:
         )
         return softmax_coverage(
             hidden,
-            joint_network.lin_out.weight,
-            joint_network.lin_out.bias,
+            *output_parameters(joint_network.lin_out),
             vocabulary.token_ids[utterance],
             vocabulary.mask[utterance],
         )
