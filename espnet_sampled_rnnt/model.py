@@ -19,6 +19,7 @@ from typeguard import typechecked
 
 from espnet_sampled_rnnt.espnet_compat import (
     check_distribution,
+    check_encoder_width,
     joint_network_of,
     merged_signature,
     output_parameters,
@@ -28,6 +29,7 @@ from espnet_sampled_rnnt.espnet_compat import (
 )
 from espnet_sampled_rnnt.loss.transducer import transducer_loss
 from espnet_sampled_rnnt.options import SampledSoftmaxOptions
+from espnet_sampled_rnnt.safe_saving import install_if_asked
 from espnet_sampled_rnnt.sampling import VocabularySampler
 from espnet_sampled_rnnt.scoring import (
     ValidFrameErrorCalculator,
@@ -89,6 +91,7 @@ class SampledTransducerModel(GuardedASRModel):
         fastemit_lambda: float = 0.0,
         **espnet_options: Any,
     ) -> None:
+        install_if_asked()  # here, because each rank's process makes a model
         refuse_unknown_options(
             espnet_options,
             inspect.signature(type(self)).parameters,
@@ -139,6 +142,7 @@ class SampledTransducerModel(GuardedASRModel):
             self.ctc = None
         self.use_transducer_decoder = True
         self.joint_network = joint_network
+        check_encoder_width(self)
         self.options = options
         if self.blank_id != 0:
             self.decoder.blank_id = self.blank_id

@@ -1,0 +1,130 @@
+"""A run that ends in any way goes on from its last whole epoch."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from support.espnet_commands import OUR_DECODER, assert_same_parameters, load, run
+from support.hostile import assert_one_message
+from support.sabotage import TORN_BYTES, sabotaged
+
+from espnet_sampled_rnnt import safe_saving
+from espnet_sampled_rnnt.safe_saving import SWITCH
+
+SAFE = {SWITCH: "1"}
+
+
+@pytest.fixture(scope="module")
+def whole(corpus):
+    """Two epochs of two batches each that nothing disturbed."""
+    command, folder = corpus.train("undisturbed", **OUR_DECODER)
+    run(command)
+    return folder
+
+
+def assert_same_run(folder, whole) -> None:
+    for name in ("2epoch.pth", "valid.loss.ave_2best.pth"):
+        assert_same_parameters(load(folder / name), load(whole / name))
+    moments = [
+        [value for state in checkpoint["optimizers"] for value in tensors_of(state)]
+        for checkpoint in (load(path / "checkpoint.pth") for path in (folder, whole))
+    ]
+    assert len(moments[0]) > 0
+    for left, right in zip(*moments, strict=True):
+        assert torch.equal(left, right)
+
+
+def tensors_of(optimizer_state: dict) -> list[torch.Tensor]:
+    return [
+        value
+        for moments in optimizer_state["state"].values()
+        for value in moments.values()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("action", "number", "safe", "last_whole_epoch"),
+    [
+        ("kill_in_batch", 4, {}, 1),
+        # ESPnet saves checkpoint.pth and then the model, at each epoch's end. Safe
+        # saving puts the model before as well, so these are of the second epoch:
+        ("kill_in_save", 4, SAFE, 1),  # that model
+        ("kill_in_save", 5, SAFE, 1),  # checkpoint.pth
+        ("kill_in_save", 6, SAFE, 2),  # the model once more
+    ],
+)
+def test_goes_on_from_the_last_whole_epoch(
+    corpus, whole, action, number, safe, last_whole_epoch
+):
+    name = f"{action}_{number}"
+    command, folder = corpus.train(name, "--resume", "true", **OUR_DECODER)
+    run(sabotaged(action, number, command), expect_failure=True, **safe)
+    checkpoint = load(folder / "checkpoint.pth")
+    assert checkpoint["reporter"]["epoch"] == last_whole_epoch
+    run(command, **safe)
+    assert_same_run(folder, whole)
+
+
+def test_a_full_disk_costs_no_epoch(corpus, whole):
+    command, folder = corpus.train("full_disk", "--resume", "true", **OUR_DECODER)
+    printed = run(sabotaged("full_disk_in_save", 5, command), True, **SAFE)
+    path = folder / "checkpoint.pth"
+    assert_one_message(printed, f"cannot save {path}: File too large; what was there")
+    assert load(path)["reporter"]["epoch"] == 1
+    assert not list(folder.glob(".*.unfinished"))
+    run(command, **SAFE)
+    assert_same_run(folder, whole)
+
+
+def test_what_espnet_itself_leaves_of_a_checkpoint(corpus):
+    """Without safe saving; were this put right in ESPnet, that would be of no use."""
+    command, folder = corpus.train("torn", "--resume", "true", **OUR_DECODER)
+    run(sabotaged("kill_in_save", 3, command), expect_failure=True)
+    assert (folder / "checkpoint.pth").stat().st_size == TORN_BYTES
+    run(command, expect_failure=True)
+
+
+def test_two_runs_in_one_folder(corpus):
+    command, folder = corpus.train("shared", "--resume", "true", **OUR_DECODER)
+    folder.mkdir()
+    path = folder / "checkpoint.pth"
+    safe_saving.save({"of": "the first run"}, path)  # held as long as this process is
+    path.rename(folder / "first.pth")  # else the second would try to go on from it
+    printed = run(command, expect_failure=True, **SAFE)
+    assert_one_message(printed, f"another run is saving checkpoints in {folder}")
+    assert not path.exists()
+
+
+def test_a_file_is_replaced_whole(tmp_path):
+    target, link = tmp_path / "target.pth", tmp_path / "link.pth"
+    target.write_bytes(b"before")
+    os.symlink(target, link)
+    safe_saving.save({"a": torch.arange(3)}, str(link))
+    assert link.is_symlink()
+    assert torch.equal(load(target)["a"], torch.arange(3))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "link.pth",
+        "target.pth",
+    ]
+
+
+def test_what_cannot_be_pickled_spoils_nothing(tmp_path):
+    path = tmp_path / "a.pth"
+    path.write_bytes(b"before")
+    with pytest.raises((AttributeError, TypeError), match="pickle|local object"):
+        safe_saving.save({"a": lambda: 0}, path)
+    assert path.read_bytes() == b"before"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_that_is_not_there(tmp_path):
+    with pytest.raises(OSError, match="cannot save .*No such file or directory"):
+        safe_saving.save({}, tmp_path / "nowhere" / "a.pth")
+
+
+def test_a_stream_is_written_as_ever(tmp_path):
+    with open(tmp_path / "a.pth", "wb") as stream:
+        safe_saving.save({"a": 1}, stream)
+    assert load(tmp_path / "a.pth") == {"a": 1}
