@@ -13,7 +13,8 @@ from support.memory import counted_peak
 from support.reference import lattice_occupancies, log_probabilities
 
 from espnet_sampled_rnnt import warprnnt
-from espnet_sampled_rnnt.registration import SWITCH, WARPRNNT_SWITCH
+from espnet_sampled_rnnt.commands.drop_in import check_warprnnt
+from espnet_sampled_rnnt.registration import SWITCH, WARPRNNT_SWITCH, register
 from espnet_sampled_rnnt.warprnnt import RNNTLoss, rnnt_loss
 
 # (frames, labels) of each utterance; the last has no label.
@@ -302,3 +303,25 @@ subprocess.run([sys.executable, "-c", program], check=True)
 """
     done = python(program)
     assert done.stdout.strip() == "espnet_sampled_rnnt.warprnnt", done.stderr
+
+
+def findings() -> list[tuple[str, str]]:
+    return [(finding.level, finding.text) for finding in check_warprnnt()]
+
+
+def test_the_doctor_says_whether_it_is_on(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    monkeypatch.delitem(sys.modules, "warprnnt_pytorch", raising=False)
+    register()
+    monkeypatch.setenv(WARPRNNT_SWITCH, "1")
+    assert findings() == [("ok", "warprnnt_pytorch is provided by this package")]
+    monkeypatch.setenv(WARPRNNT_SWITCH, "yes")
+    (level, text), (missing, _) = findings()
+    assert (level, missing) == ("note", "info")
+    assert text == f"{WARPRNNT_SWITCH}=yes has no effect: 1 turns it on"
+    (tmp_path / "warprnnt_pytorch.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv(WARPRNNT_SWITCH, "1")
+    [(level, text)] = findings()
+    assert (level, "is installed" in text, "no effect" in text) == ("ok", True, True)
+    (tmp_path / "warprnnt_pytorch.py").unlink()

@@ -20,6 +20,7 @@ from importlib import import_module, metadata
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
+from espnet_sampled_rnnt.commands.drop_in import check_warprnnt
 from espnet_sampled_rnnt.commands.findings import Finding
 from espnet_sampled_rnnt.commands.versions import check_versions, torchaudio_for
 from espnet_sampled_rnnt.registration import SWITCH, WARNING_PREFIX
@@ -80,6 +81,7 @@ def main(arguments: list[str]) -> int:
             ("Libraries and devices", _libraries(libraries_probe.result, versions)),
             ("Loss backends", _backends(libraries_probe.result)),
             ("Registration with ESPnet", _registration(registration_probe.result)),
+            ("For ESPnet's own transducer", check_warprnnt()),
             ("For training runs", _training_extras()),
             ("For recipes", _recipe_tools()),
         ):
