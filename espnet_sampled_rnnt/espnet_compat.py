@@ -131,6 +131,29 @@ def joint_network_of(
     return joint_network
 
 
+def check_encoder_width(model: torch.nn.Module) -> None:
+    """Raise unless the joint network takes what the encoder side gives.
+
+    ESPnet makes the joint network of ``decoder: transducer`` for the encoder, whatever
+    width a postencoder turns that into, and fails at the first batch.
+
+    Args:
+        model: An ESPnet ASR model with its joint network.
+
+    Raises:
+        ValueError: The widths differ.
+    """
+    last = getattr(model, "postencoder", None) or model.encoder
+    taken = model.joint_network.lin_enc.in_features
+    if last is not None and taken != last.output_size():
+        raise ValueError(
+            f"the joint network takes {taken} features a frame, but "
+            f"{last.output_size()} reach it: ESPnet's decoder: transducer does not "
+            "reckon with a postencoder of another width; use decoder: "
+            "sampled_transducer, with joint_net_conf inside decoder_conf"
+        )
+
+
 def output_parameters(
     layer: torch.nn.Linear,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
