@@ -83,7 +83,7 @@ class Corpus:
         merged = {**CONFIG, **config}
         if collect_stats:
             del merged["normalize"]
-        else:
+        elif merged["normalize"] == "global_mvn":
             stats_file = self.stats / "train" / "feats_stats.npz"
             merged["normalize_conf"] = {"stats_file": str(stats_file)}
         config_file.write_text(yaml.safe_dump(merged), encoding="utf-8")
