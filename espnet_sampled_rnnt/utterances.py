@@ -152,12 +152,20 @@ class GuardedASRModel(ESPnetASRModel):
     ) -> tuple[Tensor | tuple, Tensor]:
         """As ESPnet's; in training and validation no length that comes back is 0.
 
+        In inference only the encoder's end comes back, and not the layers under
+        intermediate CTC beside it: ESPnet's ``asr_inference`` fails on those where
+        the model is a transducer (it takes the token list from the attention model's
+        beam search, which is None), and its ``asr_align`` where it is any model.
+
         Args:
             speech: (B, L, ...)
             speech_lengths: (B,)
         """
         if not self._guarding:
-            return super().encode(speech, speech_lengths)
+            encoder_out, lengths = super().encode(speech, speech_lengths)
+            if isinstance(encoder_out, tuple) and not self.training:
+                encoder_out = encoder_out[0]
+            return encoder_out, lengths
         try:
             encoder_out, lengths = super().encode(speech, speech_lengths)
         except TooShortUttError as error:
