@@ -5,7 +5,7 @@
 #   ./run.sh [--corpus PATH] [options of asr.sh]
 #
 # PATH, or the variable LIBRISPEECH, is the folder that holds LibriSpeech/; without it,
-# or where it is not there, stage 1 downloads 10 GB into it ("downloads" here).
+# or where it is not there, stage 1 downloads 8 GB into it ("downloads" here).
 # The text for language models is neither fetched nor used: see README.md.
 set -euo pipefail
 corpus_variable=LIBRISPEECH
