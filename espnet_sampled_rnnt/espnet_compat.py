@@ -223,6 +223,17 @@ def is_transducer_decoder(decoder: object) -> bool:
 _TAPPED_CTC_TYPES = ("builtin", "builtin2")
 
 
+def default_distribution(ctc: torch.nn.Module, ctc_weight: float) -> str:
+    """What is drawn from where the configuration does not say: "ctc" if it can be.
+
+    Args:
+        ctc: ESPnet's CTC module.
+        ctc_weight: Of the model; at 0 the CTC head is not trained.
+    """
+    usable = ctc_weight > 0.0 and ctc.ctc_type in _TAPPED_CTC_TYPES
+    return "ctc" if usable else "uniform"
+
+
 def check_distribution(source: str | None, name: str, model: torch.nn.Module) -> None:
     """Raise where the model has not what its sampling distribution is made from.
 

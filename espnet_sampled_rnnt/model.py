@@ -20,6 +20,7 @@ from typeguard import typechecked
 from espnet_sampled_rnnt.espnet_compat import (
     check_distribution,
     check_encoder_width,
+    default_distribution,
     joint_network_of,
     merged_signature,
     output_parameters,
@@ -54,7 +55,7 @@ class SampledTransducerModel(GuardedASRModel):
             the full softmax.
         sampling_scope: "example" or "batch": what shares a vocabulary.
         sampling_distribution: What is drawn from: "uniform", "unigram", "ctc" or
-            "interctc".
+            "interctc". None: "ctc" where the model trains a CTC head, else "uniform".
         sampling_uniform_mix: Share of uniform mass in what is drawn from, 0 to 1.
         sampling_counts: File of token counts for "unigram"; None: count on the way.
         logit_correction: Strength of the inclusion-probability correction, 0 to 1,
@@ -82,7 +83,7 @@ class SampledTransducerModel(GuardedASRModel):
         sym_blank: str = "<blank>",
         num_samples: int | dict[str, Any] | None = 256,
         sampling_scope: str = "example",
-        sampling_distribution: str = "uniform",
+        sampling_distribution: str | None = None,
         sampling_uniform_mix: float = 0.1,
         sampling_counts: str | None = None,
         logit_correction: float | dict[str, Any] = 0.0,
@@ -97,6 +98,8 @@ class SampledTransducerModel(GuardedASRModel):
             inspect.signature(type(self)).parameters,
             section="model_conf",
         )
+        if sampling_distribution is None:
+            sampling_distribution = default_distribution(ctc, ctc_weight)
         options = SampledSoftmaxOptions(
             num_samples=num_samples,
             sampling_scope=sampling_scope,

@@ -10,6 +10,7 @@ from support.asr_models import TOKENS, build_asr_model, make_batch
 import espnet_sampled_rnnt.sampling as sampling
 from espnet_sampled_rnnt.commands.strip import main as strip
 from espnet_sampled_rnnt.distributions import mix_with_uniform
+from espnet_sampled_rnnt.espnet_compat import default_distribution
 from espnet_sampled_rnnt.statistics import softmax_coverage
 
 STEPS = {"points": {0: 2, 2: 0}, "unit": "updates"}
@@ -109,6 +110,23 @@ def test_the_ctc_head_runs_no_more_often_than_in_espnet(kind):
         train_step(one)
     assert len(calls["ours"]) == len(calls["uniform"])
     assert not model.ctc.ctc_loss._forward_pre_hooks  # the tap is gone
+
+
+@pytest.mark.parametrize(("ctc_weight", "chosen"), [(0.3, "ctc"), (0.0, "uniform")])
+def test_where_nothing_is_said_the_ctc_head_is_drawn_from_if_there_is_one(
+    ctc_weight, chosen, drawn_from
+):
+    model = build_asr_model(model_conf={"ctc_weight": ctc_weight, "num_samples": 2})
+    assert model.options.sampling_distribution == chosen
+    train_step(model.train())
+    assert (drawn_from[0] is None) == (chosen == "uniform")
+
+
+def test_where_nothing_is_said_a_ctc_head_that_hides_its_posteriors_is_left():
+    ctc = build_asr_model().ctc
+    assert default_distribution(ctc, ctc_weight=0.3) == "ctc"
+    ctc.ctc_type = "brctc"  # to build one takes k2
+    assert default_distribution(ctc, ctc_weight=0.3) == "uniform"
 
 
 def test_unigram_counts_the_labels_of_the_batches(drawn_from):
