@@ -64,6 +64,8 @@ class SampledTransducerDecoder(TransducerDecoder):
                 f"decoder_conf.rnn_type is {rnn_type!r}; allowed: "
                 f"{', '.join(RNN_TYPES)}"
             )
+        if vocab_size < 1:
+            raise ValueError("the token list is empty; allowed: at least blank")
         if context_size < 1:
             raise ValueError(
                 f"decoder_conf.context_size is {context_size}; allowed: a whole "

@@ -2,9 +2,9 @@
 
 ESPnet writes ``checkpoint.pth`` over the one from the epoch before. Whatever ends the
 process meanwhile leaves a torn file, and a run that cannot go on from anywhere. With
-``ESPNET_SAMPLED_RNNT_SAFE_SAVE=1`` in the environment (or :func:`install`), ``torch.save``
-of this process, called with a path, writes beside the file and puts it in its place when
-it is whole; ESPnet's files stay what they are. ESPnet itself is not touched.
+``ESPNET_SAMPLED_RNNT_SAFE_SAVE=1`` in the environment (or :func:`install`),
+``torch.save``, called with a path, writes beside the file and puts it in its place when
+it is whole. ESPnet itself is not touched, and its files stay what they are.
 """
 
 from __future__ import annotations

@@ -113,14 +113,14 @@ def test_a_file_is_replaced_whole(tmp_path):
 def test_what_cannot_be_pickled_spoils_nothing(tmp_path):
     path = tmp_path / "a.pth"
     path.write_bytes(b"before")
-    with pytest.raises((AttributeError, TypeError), match="pickle|local object"):
+    with pytest.raises((AttributeError, TypeError), match=r"pickle|local object"):
         safe_saving.save({"a": lambda: 0}, path)
     assert path.read_bytes() == b"before"
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_folder_that_is_not_there(tmp_path):
-    with pytest.raises(OSError, match="cannot save .*No such file or directory"):
+    with pytest.raises(OSError, match=r"cannot save .*No such file or directory"):
         safe_saving.save({}, tmp_path / "nowhere" / "a.pth")
 
 
