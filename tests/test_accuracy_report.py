@@ -23,6 +23,8 @@ from benchmarks.accuracy.study import SETTINGS, TASKS, Run, plan
 from benchmarks.accuracy.tables import (
     fill,
     findings,
+    length_table,
+    longer,
     of_task,
     schedule,
     setting_table,
@@ -217,10 +219,17 @@ def test_a_row_replaces_the_one_of_the_same_run(tmp_path: Path) -> None:
         read_rows(path)
 
 
-def test_only_the_longest_training_of_a_task_is_in_the_tables() -> None:
-    """Shorter ones are trials."""
-    rows = [make_row(), make_row(seed=2, updates=100), make_row(task="digits")]
-    assert of_task(rows, "mandarin") == rows[:1]
+def test_the_tables_hold_the_usual_length_and_longer_ones_stand_apart() -> None:
+    """Shorter ones are trials; a longer one is shown beside its own seed."""
+    usual = [make_row(), make_row(seed=2)]
+    long = make_row(updates=600, cer=19.0)
+    rows = [*usual, make_row(updates=100), long, make_row(task="digits")]
+    assert of_task(rows, "mandarin") == usual
+    assert longer(rows, "mandarin") == [long]
+    lines = length_table(usual, [long]).splitlines()
+    cells = [[c.strip() for c in line.split("|")[1:5]] for line in lines[2:]]
+    assert cells == [["full", "1", "300", "20.00"], ["full", "1", "600", "19.00"]]
+    assert length_table(usual, []) == ""
 
 
 def test_the_table_has_means_spreads_and_the_twins_level() -> None:

@@ -6,13 +6,14 @@ A document holds pairs of lines
     <!-- accuracy:end NAME -->
 
 and what stands between them is replaced. NAME is ``machine``, ``main TASK``,
-``side TASK``, ``found TASK`` or ``plots TASK``.
+``side TASK``, ``longer TASK``, ``found TASK`` or ``plots TASK``.
 """
 
 from __future__ import annotations
 
 import re
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -52,24 +53,39 @@ def _block(words: Sequence[str], rows: Sequence[Row]) -> str:
             if kind in ("main", "side"):
                 names = [n for n, s in SETTINGS.items() if s.group == kind]
                 return setting_table(here, names) or NOTHING
+            if kind == "longer":
+                return length_table(here, longer(rows, task)) or NOTHING
             if kind == "found":
                 return findings(here)
             if kind == "plots":
-                return "\n\n".join(
-                    f"![{task}, {what}](images/accuracy-{task}-{group}.png)"
-                    for group, what in (
-                        ("main", "error rate and loss over updates and time"),
-                        ("trade", "error rate against full-softmax loss"),
-                    )
-                )
+                return _plot_links(task, len(by_setting(here)))
     raise ValueError(f"block {' '.join(words)!r} is not known")
 
 
+def _plot_links(task: str, num_settings: int) -> str:
+    """Links to what ``plots.draw`` makes of a task's rows."""
+    kinds = {"main": "error rate and loss over updates and time"}
+    if num_settings > 1:
+        kinds["trade"] = "error rate against full-softmax loss"
+    return "\n\n".join(
+        f"![{task}, {what}](images/accuracy-{task}-{kind}.png)"
+        for kind, what in kinds.items()
+    )
+
+
 def of_task(rows: Iterable[Row], task: str) -> list[Row]:
-    """The rows of a task's longest training: other lengths are trials."""
+    """The rows of a task that have the length that most have, in updates."""
     found = [row for row in rows if row.task == task]
-    longest = max((row.updates for row in found), default=0)
-    return [row for row in found if row.updates == longest]
+    lengths = Counter(row.updates for row in found)
+    usual = max(lengths, key=lambda n: (lengths[n], n), default=0)
+    return [row for row in found if row.updates == usual]
+
+
+def longer(rows: Iterable[Row], task: str) -> list[Row]:
+    """The rows of a task that were trained for longer than those of ``of_task``."""
+    rows = list(rows)
+    usual = max((row.updates for row in of_task(rows, task)), default=0)
+    return [row for row in rows if row.task == task and row.updates > usual]
 
 
 def by_setting(rows: Iterable[Row]) -> dict[str, list[Row]]:
@@ -113,6 +129,7 @@ def setting_table(rows: Sequence[Row], names: Sequence[str]) -> str:
         "updates to half",
         "updates to the full softmax's last CER",
         "s/update",
+        "processor s/update",
         "loss memory (MB)",
         "coverage",
     ]
@@ -133,10 +150,31 @@ def setting_table(rows: Sequence[Row], names: Sequence[str]) -> str:
                 spread((row.updates_to_half for row in group), 0),
                 spread((updates_to_level(row, twins) for row in group), 0),
                 spread((row.seconds_per_update for row in group), 3),
+                spread((row.cpu_seconds_per_update for row in group), 3),
                 spread((row.loss_peak_bytes / 1e6 for row in group), 1),
                 spread((row.coverage for row in group), 2),
             ]
         )
+    return _table(head, lines) if lines else ""
+
+
+def length_table(usual: Sequence[Row], longer_rows: Sequence[Row]) -> str:
+    """Settings trained for longer beside the same seeds of the usual length."""
+    wanted = {(row.setting, row.seed) for row in longer_rows}
+    lines = [
+        [
+            row.setting,
+            str(row.seed),
+            f"{row.updates:,}",
+            f"{row.cer:.2f}",
+            f"{row.valid_loss_full:.2f}",
+            f"{row.valid_cer:.1f}",
+        ]
+        for row in sorted([*usual, *longer_rows], key=lambda row: row.key)
+        if (row.setting, row.seed) in wanted
+    ]
+    head = ["setting", "seed", "updates", "test CER (%)"]
+    head += ["full-softmax validation loss", "last validation CER (%)"]
     return _table(head, lines) if lines else ""
 
 
