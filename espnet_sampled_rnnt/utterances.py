@@ -96,8 +96,8 @@ class GuardedASRModel(ESPnetASRModel):
     ) -> tuple[Tensor, dict[str, Tensor | None], Tensor]:
         """As ESPnet's, over the usable utterances.
 
-        Where none is usable the loss is 0, with gradients of 0, and the statistics
-        are NaN, which ESPnet's reporter leaves out.
+        The weight of the batch, in ESPnet's averages of losses and statistics, is
+        their number. Where none is usable the loss is 0, with gradients of 0.
 
         Raises:
             ValueError: A label that the token list does not have.
@@ -112,10 +112,10 @@ class GuardedASRModel(ESPnetASRModel):
         finally:
             self._guarding = False
         if self.unusable.all:
-            nothing = torch.full_like(loss.detach(), float("nan"))
-            stats = {k: v if v is None else nothing for k, v in stats.items()}
             loss = loss * 0.0
-        elif self.unusable.rows is not None:
+            nothing = torch.zeros_like(loss.detach())
+            stats = {k: v if v is None else nothing for k, v in stats.items()}
+        if self.unusable.rows is not None:
             weight = weight - int(self.unusable.rows.sum())
         return loss, stats, weight
 

@@ -66,3 +66,9 @@ def assert_one_message(printed: str, message: str) -> None:
     last = printed.rstrip().splitlines()[-1]
     assert message in last, printed[-2000:]
     assert printed.count("Traceback (most recent call last)") <= 1, printed[-6000:]
+
+
+def replace_option(command: list[str], old: str, new: str) -> list[str]:
+    """The command with one text in its words put in the place of another."""
+    assert any(old in word for word in command)
+    return [word.replace(old, new) for word in command]

@@ -103,11 +103,14 @@ def record(folder: str) -> None:
     from espnet_sampled_rnnt.sampling import VocabularySampler
 
     draw, train = VocabularySampler.draw, SampledTransducerModel.train
-    drawn: list[torch.Tensor] = []
+    drawn: list[list[list[int]]] = []
 
     def recorded_draw(*arguments):
         vocabulary = draw(*arguments)
-        drawn.append(vocabulary.token_ids)
+        # What is in there for sure is no draw: blank and the labels.
+        is_drawn = vocabulary.mask & (vocabulary.log_inclusion < 0)
+        rows = zip(vocabulary.token_ids, is_drawn, strict=True)
+        drawn.append([tokens[chosen].tolist() for tokens, chosen in rows])
         return vocabulary
 
     def recorded_train(self, mode: bool = True):
