@@ -30,8 +30,10 @@ __all__ = ["RNNTLoss", "rnnt_loss"]
 REDUCTIONS = ("none", "sum", "mean")
 
 # Logits that are worked on at a time, in the computing type: beside the gradient
-# nothing of the logits' size is made.
-_CHUNK_ELEMENTS = 2**22
+# nothing of the logits' size is made. Each chunk is a few kernels, which on an
+# accelerator are better few and large.
+_CHUNK_ELEMENTS = 2**20
+_ACCELERATOR_FACTOR = 16
 
 
 def rnnt_loss(
@@ -187,11 +189,14 @@ class _Lattice:
             the frames of ``acts``.
         """
         start = 0
+        limit = _CHUNK_ELEMENTS
+        if acts.device.type != "cpu":
+            limit *= _ACCELERATOR_FACTOR
         for b, (frames, labels) in enumerate(
             zip(self.frames, self.labels, strict=True)
         ):
             width = labels + 1
-            step = max(1, _CHUNK_ELEMENTS // (width * acts.size(3)))
+            step = max(1, limit // (width * acts.size(3)))
             for first in range(0, frames, step):
                 last = min(first + step, frames)
                 stop = start + (last - first) * width

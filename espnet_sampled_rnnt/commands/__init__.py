@@ -23,6 +23,10 @@ COMMANDS = {
         "espnet_sampled_rnnt.commands.doctor",
         "say what is installed, what can run here, and how to mend the rest",
     ),
+    "memory": Command(
+        "espnet_sampled_rnnt.commands.memory",
+        "predict the memory of the loss, and suggest a size of batch",
+    ),
     "report": Command(
         "espnet_sampled_rnnt.commands.report",
         "show what a training learned: curves, error rates, memory of the loss",

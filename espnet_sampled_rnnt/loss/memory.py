@@ -7,12 +7,15 @@ it and checked against counted bytes by ``tests/test_loss_memory.py``.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from espnet_sampled_rnnt.loss.nodes import NodeSet, make_groups
 from espnet_sampled_rnnt.loss.options import DEFAULT_CHUNK_BYTES
 
 # Bytes of a row beside logits, h and gradient: arcs, their columns and indices.
 ROW_OVERHEAD_BYTES = 32
+# Bytes of the index tensors of a row, where chunks are gathered.
+INDEX_BYTES = 5 * 8
 
 
 def row_bytes(
@@ -70,8 +73,11 @@ def peak_bytes(
     groups = make_groups(nodes, capacity, padded)
     rows = max(min(group.num_rows(nodes, padded), capacity) for group in groups)
     per_row = row_bytes(columns, joint_size, width)
+    index = 0
     if gather:
-        per_row += 5 * 8  # index tensors
+        # Of all chunks of a group, and of the group before, which goes as it comes.
+        sizes = [0, *(group.num_rows(nodes, padded) for group in groups)]
+        index = INDEX_BYTES * max(a + b for a, b in pairwise(sizes))
 
     batch = len(nodes.frames)
     node_gradients = width * batch * (max(frames) + max(labels) + 1) * joint_size
@@ -88,7 +94,7 @@ def peak_bytes(
         members = max(len(group.utterances) for group in groups) if padded else 1
         gathered = 2 * members * columns * output_row
     arcs = 2 * width * max(group.num_nodes for group in groups)
-    forward = node_gradients + accumulator + gathered + rows * per_row + arcs
+    forward = node_gradients + accumulator + gathered + rows * per_row + index + arcs
     # The workspace is gone when the dense gradient is made.
     backward = node_gradients + accumulator
     if accumulator != dense:
