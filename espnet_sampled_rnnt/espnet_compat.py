@@ -154,6 +154,34 @@ def check_encoder_width(model: torch.nn.Module) -> None:
         )
 
 
+class VectorLift:
+    """Lets a quantized joint network take single vectors.
+
+    ESPnet's greedy, default and nsc searches hand it vectors of one frame and one
+    label, and torch's quantized linear layer refuses an input of one axis. Layers that
+    are not quantized are left alone.
+    """
+
+    def __init__(self, joint_network: torch.nn.Module) -> None:
+        self.lifted = False
+        joint_network.register_forward_pre_hook(self.before)
+        joint_network.register_forward_hook(self.after)
+
+    def before(self, joint_network: torch.nn.Module, arguments: tuple) -> tuple | None:
+        """Give vectors a first axis: (D,) becomes (1, D)."""
+        quantized = not isinstance(joint_network.lin_out, torch.nn.Linear)
+        self.lifted = quantized and all(one.dim() == 1 for one in arguments[:2])
+        if not self.lifted:
+            return None
+        return (*(one.unsqueeze(0) for one in arguments[:2]), *arguments[2:])
+
+    def after(
+        self, joint_network: torch.nn.Module, arguments: tuple, output: torch.Tensor
+    ) -> torch.Tensor | None:
+        """Take that axis away: (1, V) becomes (V,)."""
+        return output.squeeze(0) if self.lifted else None
+
+
 def output_parameters(
     layer: torch.nn.Linear,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:

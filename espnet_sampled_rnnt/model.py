@@ -18,6 +18,7 @@ from espnet2.torch_utils.device_funcs import force_gatherable
 from typeguard import typechecked
 
 from espnet_sampled_rnnt.espnet_compat import (
+    VectorLift,
     check_distribution,
     check_encoder_width,
     default_distribution,
@@ -146,6 +147,7 @@ class SampledTransducerModel(GuardedASRModel):
         self.use_transducer_decoder = True
         self.joint_network = joint_network
         check_encoder_width(self)
+        VectorLift(joint_network)
         self.options = options
         if self.blank_id != 0:
             self.decoder.blank_id = self.blank_id
