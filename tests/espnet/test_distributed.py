@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,25 +22,49 @@ from support.sabotage import sabotaged
 RANKS = (0, 1)
 
 
-def train_on_two(command: list[str], folder: Path) -> tuple[list[str], list[dict]]:
+def by_options(rank: int) -> tuple[list[str], dict[str, str]]:
+    """As ``espnet2.bin.launch --host`` starts a rank."""
+    options = ["--multiprocessing_distributed", "false"]
+    return [*options, "--dist_world_size", "2", "--dist_rank", str(rank)], {}
+
+
+def by_slurm(rank: int) -> tuple[list[str], dict[str, str]]:
+    """As ``espnet2.bin.launch --num_nodes 2`` does under srun, a process a node."""
+    variables = {
+        "SLURM_PROCID": str(rank),
+        "SLURM_NODEID": str(rank),
+        "SLURM_LOCALID": "0",
+        "SLURM_NTASKS": "2",
+        "SLURM_STEP_NUM_NODES": "2",
+        "SLURM_STEP_NODELIST": "localhost",
+    }
+    return ["--dist_launcher", "slurm"], variables
+
+
+def train_on_two(
+    command: list[str], folder: Path, start: Callable = by_options
+) -> tuple[list[str], list[dict]]:
     """What two ranks print, and what ``sabotage.record`` keeps of them."""
-    options = [
-        *("--multiprocessing_distributed", "false", "--dist_backend", "gloo"),
-        *("--dist_init_method", f"file://{folder / 'rendezvous'}"),
-        *("--dist_world_size", "2", "--dist_rank"),
-    ]
-    commands = [
-        sabotaged("record", folder, [*command, *options, str(rank)]) for rank in RANKS
-    ]
+    meet = ["--dist_backend", "gloo", "--dist_init_method", f"file://{folder}/meet"]
+
+    def train(rank: int) -> str:
+        options, variables = start(rank)
+        return run(
+            sabotaged("record", folder, [*command, *meet, *options]), **variables
+        )
+
     with ThreadPoolExecutor(len(RANKS)) as pool:
-        printed = list(pool.map(run, commands))
+        printed = list(pool.map(train, RANKS))
     return printed, [load(folder / f"rank{rank}.pth") for rank in RANKS]
 
 
 @pytest.mark.parametrize(
-    ("decoder", "distribution"), [(OUR_DECODER, "uniform"), (STOCK_DECODER, "ctc")]
+    ("decoder", "distribution", "start"),
+    [(OUR_DECODER, "uniform", by_options), (STOCK_DECODER, "ctc", by_slurm)],
 )
-def test_ranks_agree_and_draw_differently(corpus, tmp_path, decoder, distribution):
+def test_ranks_agree_and_draw_differently(
+    corpus, tmp_path, decoder, distribution, start
+):
     """Batches of three and two utterances, so of one or two a rank, one of them empty.
 
     All others have the same transcript: what differs between ranks is drawn.
@@ -55,7 +80,7 @@ def test_ranks_agree_and_draw_differently(corpus, tmp_path, decoder, distributio
     name = f"distributed_{distribution}"
     command, folder = corpus.train(name, **{**decoder, "model_conf": model_conf})
     command = replace_option(command, f"{corpus.folder / 'text'},", f"{text},")
-    printed, (first, second) = train_on_two(command, tmp_path)
+    printed, (first, second) = train_on_two(command, tmp_path, start)
     assert printed[0].count("epoch results") == 2
     assert_same_parameters(first["state"], second["state"])
     saved = load(folder / "2epoch.pth")
