@@ -17,6 +17,7 @@ from espnet2.asr_transducer.utils import get_transducer_task_io
 from espnet2.torch_utils.device_funcs import force_gatherable
 from typeguard import typechecked
 
+from espnet_sampled_rnnt import __version__
 from espnet_sampled_rnnt.espnet_compat import (
     VectorLift,
     check_distribution,
@@ -31,6 +32,7 @@ from espnet_sampled_rnnt.espnet_compat import (
 )
 from espnet_sampled_rnnt.loss.transducer import transducer_loss
 from espnet_sampled_rnnt.options import SampledSoftmaxOptions
+from espnet_sampled_rnnt.requirement import check_requirement
 from espnet_sampled_rnnt.safe_saving import install_if_asked
 from espnet_sampled_rnnt.sampling import VocabularySampler
 from espnet_sampled_rnnt.scoring import (
@@ -64,10 +66,13 @@ class SampledTransducerModel(GuardedASRModel):
         loss_backend: Lattice implementation, or "auto".
         loss_chunk_bytes: Size of the loss's workspace; None: its default.
         fastemit_lambda: FastEmit's strength, >= 0.
+        requires: This package, as pip is asked for it: for whoever opens the model
+            where it is not installed.
 
     Raises:
         TypeError: An option that nobody reads.
-        ValueError: An option out of range, or a decoder that is no transducer's.
+        ValueError: An option out of range, another version of this package required,
+            or a decoder that is no transducer's.
     """
 
     @typechecked
@@ -91,9 +96,11 @@ class SampledTransducerModel(GuardedASRModel):
         loss_backend: str = "auto",
         loss_chunk_bytes: int | None = None,
         fastemit_lambda: float = 0.0,
+        requires: str | None = None,
         **espnet_options: Any,
     ) -> None:
         install_if_asked()  # here, because each rank's process makes a model
+        check_requirement(requires, __version__)
         refuse_unknown_options(
             espnet_options,
             inspect.signature(type(self)).parameters,
