@@ -6,6 +6,7 @@ import os
 
 import pytest
 import torch
+from support.checkpoints import load_checkpoint
 from support.espnet_commands import OUR_DECODER, assert_same_parameters, load, run
 from support.hostile import assert_one_message
 from support.sabotage import TORN_BYTES, sabotaged
@@ -29,7 +30,7 @@ def assert_same_run(folder, whole) -> None:
         assert_same_parameters(load(folder / name), load(whole / name))
     moments = [
         [value for state in checkpoint["optimizers"] for value in tensors_of(state)]
-        for checkpoint in (load(path / "checkpoint.pth") for path in (folder, whole))
+        for checkpoint in (load_checkpoint(path) for path in (folder, whole))
     ]
     assert len(moments[0]) > 0
     for left, right in zip(*moments, strict=True):
@@ -61,7 +62,7 @@ def test_goes_on_from_the_last_whole_epoch(
     name = f"{action}_{number}"
     command, folder = corpus.train(name, "--resume", "true", **OUR_DECODER)
     run(sabotaged(action, number, command), expect_failure=True, **safe)
-    checkpoint = load(folder / "checkpoint.pth")
+    checkpoint = load_checkpoint(folder)
     assert checkpoint["reporter"]["epoch"] == last_whole_epoch
     run(command, **safe)
     assert_same_run(folder, whole)
@@ -72,7 +73,7 @@ def test_a_full_disk_costs_no_epoch(corpus, whole):
     printed = run(sabotaged("full_disk_in_save", 5, command), True, **SAFE)
     path = folder / "checkpoint.pth"
     assert_one_message(printed, f"cannot save {path}: File too large; what was there")
-    assert load(path)["reporter"]["epoch"] == 1
+    assert load_checkpoint(folder)["reporter"]["epoch"] == 1
     assert not list(folder.glob(".*.unfinished"))
     run(command, **SAFE)
     assert_same_run(folder, whole)

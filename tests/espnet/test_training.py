@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.checkpoints import load_checkpoint
 from support.espnet_commands import (
     OUR_DECODER,
     STOCK_DECODER,
@@ -47,7 +48,7 @@ def test_mixed_precision(corpus, plain, dtype):
         for name in ("loss", "loss_transducer", "loss_ctc"):
             assert epoch[name] == pytest.approx(expected[name], rel=0.02), name
         assert epoch["loss_scale"] == 1024.0
-    checkpoint = load(folder / "checkpoint.pth")
+    checkpoint = load_checkpoint(folder)
     assert checkpoint["scaler"]["scale"] == 1024.0
     assert checkpoint["scaler"]["_growth_tracker"] == 4  # updates, none of them skipped
     for name, value in load(folder / "2epoch.pth").items():
@@ -151,7 +152,7 @@ def test_optimizer_scheduler_and_weight_decay_of_some(corpus):
     }
     command, folder = corpus.train("scheduled", **{**ONCE, **config})
     run(command)
-    checkpoint = load(folder / "checkpoint.pth")
+    checkpoint = load_checkpoint(folder)
     groups = checkpoint["optimizers"][0]["param_groups"]
     assert {group["weight_decay"] for group in groups} == {0.0, 0.1}
     assert checkpoint["schedulers"][0]["last_epoch"] == 2
@@ -166,7 +167,7 @@ def test_two_optimizers(corpus):
     }
     command, folder = corpus.train("two_optimizers", **{**OUR_DECODER, **config})
     run(["support.two_optimizers", *command[1:]])
-    assert len(load(folder / "checkpoint.pth")["optimizers"]) == 2
+    assert len(load_checkpoint(folder)["optimizers"]) == 2
     moved = changed(load(folder / "1epoch.pth"), load(folder / "2epoch.pth"))
     assert not any(name.startswith("encoder") for name in moved)
     assert any(name.startswith("decoder") for name in moved)
