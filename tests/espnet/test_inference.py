@@ -268,7 +268,7 @@ def test_forced_alignment(experiment):
 
 
 def test_streaming(experiment):
-    """Chunk by chunk by ESPnet's streaming encoder and search, as docs/inference.md."""
+    """Block by block by ESPnet's streaming encoder, as docs/inference.md does it."""
     docs = Path(__file__).parents[2] / "docs" / "inference.md"
     snippet = docs.read_text(encoding="utf-8").split("```python\n# streaming")[1]
     names = {
@@ -277,21 +277,34 @@ def test_streaming(experiment):
         "recording": experiment.corpus.folder / "utt4.wav",
     }
     exec(compile(snippet.split("```")[0], str(docs), "exec"), names)
-    assert names["num_chunks"] > 2
-    # All frames at once, given to the same encoder and a search of its own.
-    encoded, *_ = names["model"].encoder(
-        names["features"], names["lengths"], infer_mode=True
-    )
-    search = names["BeamSearchTransducerStreaming"](
-        names["model"].decoder,
-        names["model"].joint_network,
-        beam_size=5,
-        search_type="maes",
-        nstep=2,
-    )
-    best, *_ = search(encoded[0].detach(), is_final=True)
+    blocks = [block for block in names["encoded"] if len(block)]
+    assert len(blocks) > 1
+    with torch.no_grad():  # all frames at once
+        encoded, *_ = names["model"].encoder(
+            names["features"], names["lengths"], infer_mode=True
+        )
+        best, *_ = names["search"](encoded[0])
+    torch.testing.assert_close(torch.cat(blocks), encoded[0], rtol=1e-4, atol=1e-5)
     assert names["best"].yseq == best.yseq
-    assert float(names["best"].score) == pytest.approx(float(best.score), rel=1e-4)
+
+
+def test_espnets_streaming_search_forgets(experiment):
+    """A fault of ESPnet's, told in docs/limits.md; where it is gone, so may that be."""
+    from espnet2.asr.transducer.beam_search_transducer_streaming import (
+        BeamSearchTransducerStreaming,
+    )
+
+    model = speech2text(experiment, experiment.config).asr_model
+    search = BeamSearchTransducerStreaming(
+        model.decoder, model.joint_network, beam_size=3, search_type="tsd"
+    )
+    first, second = torch.randn(2, 4, 8, generator=torch.Generator().manual_seed(31))
+    with torch.no_grad():
+        alone, *_ = search(second, is_final=True)
+        search(first)
+        after, *_ = search(second)
+    assert list(map(int, after.yseq)) == list(map(int, alone.yseq))
+    assert float(after.score) == float(alone.score)
 
 
 def test_espnets_streaming_command_takes_no_transducer(experiment, tmp_path):
