@@ -200,6 +200,9 @@ def findings(rows: Sequence[Row]) -> str:
         return NOTHING
     low, high = min(r.cer for r in full), max(r.cer for r in full)
     mean = statistics.fmean(r.cer for r in full)
+    theirs = f"{mean:.2f} %, one seed"
+    if len(full) > 1:
+        theirs = f"{mean:.2f} %, {low:.2f} to {high:.2f}"
     lines = []
     for name, group in groups.items():
         if name not in main_settings() or name == "full":
@@ -217,15 +220,18 @@ def findings(rows: Sequence[Row]) -> str:
             when = f"{len(group) - len(known)} of {len(group)} seeds never reached"
             when += " the validation CER at which the full softmax ended"
         else:
-            share = 100 * statistics.fmean(known) / group[0].updates
+            own = 100 * statistics.fmean(known) / group[0].updates
+            first = [updates_to_level(row, full) for row in full]
             when = "its validation CER passed the full softmax's last one after "
-            when += f"{share:.0f} % of the updates"
+            when += f"{own:.0f} % of the updates"
+            if None not in first:
+                share = 100 * statistics.fmean(first) / full[0].updates
+                when += f", the full softmax itself after {share:.0f} %"
         loss = statistics.fmean(r.valid_loss_full for r in group)
         full_loss = statistics.fmean(r.valid_loss_full for r in full)
         lines.append(
-            f"- `{name}`: mean test CER {cer:.2f} %, {place} ({mean:.2f} %, "
-            f"{low:.2f} to {high:.2f}); {when}; full-softmax validation loss "
-            f"{loss:.2f} against {full_loss:.2f}."
+            f"- `{name}`: mean test CER {cer:.2f} %, {place} ({theirs}); {when}; "
+            f"full-softmax validation loss {loss:.2f} against {full_loss:.2f}."
         )
     return "\n".join(lines) or NOTHING
 
