@@ -281,6 +281,7 @@ def test_a_document_is_filled_and_filling_again_changes_nothing(tmp_path: Path) 
     block = "<!-- accuracy:begin {0} -->\nold\n<!-- accuracy:end {0} -->\n"
     names = (
         "machine",
+        "short",
         "main mandarin",
         "side mandarin",
         "found mandarin",
@@ -297,6 +298,7 @@ def test_a_document_is_filled_and_filling_again_changes_nothing(tmp_path: Path) 
     assert "old" not in text
     assert "| ctc-a1 | 25 | 0 |" in text
     assert "0123456" in text
+    assert "| setting | mandarin, 1 seed: test CER (%) | full-softmax loss |" in text
     assert "Not measured yet." in text, "the digits have no rows"
     assert (tmp_path / "images/accuracy-mandarin-main.png").stat().st_size > 1000
     with pytest.raises(ValueError, match="block 'main bird' is not known"):

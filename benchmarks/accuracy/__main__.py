@@ -16,6 +16,7 @@ from benchmarks.accuracy.study import SETTINGS, TASKS, Run, main_settings, plan
 
 RESULTS = ROOT / "docs/results/accuracy.json"
 DOCUMENT = ROOT / "docs/accuracy.md"
+README = ROOT / "README.md"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,7 +47,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         add("--results", type=Path, default=RESULTS)
     report = commands.add_parser("report", help="tables and plots from the rows")
     report.add_argument("--results", type=Path, default=RESULTS)
-    report.add_argument("--document", type=Path, default=DOCUMENT)
+    report.add_argument(
+        "--document",
+        type=Path,
+        nargs="+",
+        default=[DOCUMENT, README],
+        help="with marked blocks; plots go beside the first, into images",
+    )
     report.add_argument(
         "--check", action="store_true", help="change nothing, fail if it is stale"
     )
@@ -121,16 +128,18 @@ def _report(options: argparse.Namespace) -> int:
     rows = read_rows(options.results)
     if not rows:
         raise ValueError(f"{options.results} has no rows")
-    text = options.document.read_text(encoding="utf-8")
-    filled = fill(text, rows)
-    if options.check:
-        if filled != text:
-            print(f"{options.document} is not what its rows say", file=sys.stderr)
+    for document in options.document:
+        text = document.read_text(encoding="utf-8")
+        filled = fill(text, rows)
+        if not options.check:
+            document.write_text(filled, encoding="utf-8")
+            print(f"{document}: filled in from {len(rows)} rows")
+        elif filled != text:
+            print(f"{document} is not what its rows say", file=sys.stderr)
             return 1
+    if options.check:
         return 0
-    options.document.write_text(filled, encoding="utf-8")
-    print(f"{options.document}: filled in from {len(rows)} rows")
-    for path in draw(rows, options.document.parent / "images"):
+    for path in draw(rows, options.document[0].parent / "images"):
         print(f"plot: {path}")
     return 0
 

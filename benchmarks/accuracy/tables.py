@@ -5,7 +5,7 @@ A document holds pairs of lines
     <!-- accuracy:begin NAME -->
     <!-- accuracy:end NAME -->
 
-and what stands between them is replaced. NAME is ``machine``, ``main TASK``,
+and what stands between them is replaced. NAME is ``machine``, ``short``, ``main TASK``,
 ``side TASK``, ``longer TASK``, ``found TASK`` or ``plots TASK``.
 """
 
@@ -46,6 +46,8 @@ def _block(words: Sequence[str], rows: Sequence[Row]) -> str:
     match words:
         case ["machine"]:
             return machine_table(rows)
+        case ["short"]:
+            return short_table(rows)
         case [kind, task] if task in TASKS:
             here = of_task(rows, task)
             if not here:
@@ -156,6 +158,30 @@ def setting_table(rows: Sequence[Row], names: Sequence[str]) -> str:
             ]
         )
     return _table(head, lines) if lines else ""
+
+
+def short_table(rows: Sequence[Row]) -> str:
+    """Error rate and full-softmax loss of the main settings, a line each."""
+    tasks = {
+        task: by_setting(of_task(rows, task))
+        for task in TASKS
+        if any(row.task == task for row in rows)
+    }
+    head = ["setting"]
+    for task, groups in tasks.items():
+        seeds = sorted({len(groups[n]) for n in main_settings() if n in groups})
+        several = "seeds" if seeds != [1] else "seed"
+        head.append(f"{task}, {' or '.join(map(str, seeds))} {several}: test CER (%)")
+        head.append("full-softmax loss")
+    lines = []
+    for name in main_settings():
+        line = [name]
+        for groups in tasks.values():
+            group = groups.get(name, [])
+            line.append(spread(row.cer for row in group))
+            line.append(spread(row.valid_loss_full for row in group))
+        lines.append(line)
+    return _table(head, lines)
 
 
 def length_table(usual: Sequence[Row], longer_rows: Sequence[Row]) -> str:
