@@ -68,13 +68,15 @@ def describe_loss(
 class CoverageMeter:
     """How much of the full softmax's mass the sampled vocabularies hold.
 
-    Measured at some nodes of every ``COVERAGE_INTERVAL``-th batch; NaN, which ESPnet's
-    reporter leaves out of its averages, on the others. The nodes are picked without
-    random numbers, so that measuring changes no run.
+    Measured at some nodes of every ``COVERAGE_INTERVAL``-th batch; the others repeat
+    what was found last, because Lightning, unlike ESPnet's reporter, would let a NaN
+    into its averages. The nodes are picked without random numbers, so that measuring
+    changes no run.
     """
 
     def __init__(self) -> None:
         self._batches = 0
+        self._last: float | Tensor = float("nan")
 
     @torch.no_grad()
     def __call__(
@@ -100,7 +102,7 @@ class CoverageMeter:
             return 1.0
         self._batches += 1
         if self._batches % COVERAGE_INTERVAL != 1:
-            return float("nan")
+            return self._last
         pick = torch.arange(COVERAGE_NODES, device=enc.device)
         utterance = pick % enc.size(0)
         spread = pick * 7919 + self._batches  # a prime: far from any period
@@ -109,12 +111,13 @@ class CoverageMeter:
         hidden = joint_network.joint_activation(
             enc[utterance, frame] + dec[utterance, label]
         )
-        return softmax_coverage(
+        self._last = softmax_coverage(
             hidden,
             *output_parameters(joint_network.lin_out),
             vocabulary.token_ids[utterance],
             vocabulary.mask[utterance],
         )
+        return self._last
 
 
 @torch.no_grad()
