@@ -313,7 +313,8 @@ def test_the_state_of_adam_is_counted(tmp_path):
     """Parameters, gradients and two moments of them, and a counter for each."""
     known, _ = built_model(tmp_path, [16_000, 48_000], TOKENS)
     assert 4.0 <= known.training_bytes / known.parameter_bytes < 4.1
-    assert known.kept_bytes([48_000, 10]) == 2 * known.kept_bytes([48_000])
+    twice = pytest.approx(2 * known.kept_bytes([48_000]), abs=1)
+    assert known.kept_bytes([48_000, 10]) == twice
 
 
 def test_a_stock_configuration_is_told_so(tmp_path, training_set, capsys):
