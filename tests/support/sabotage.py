@@ -93,8 +93,12 @@ def cpu_amp(dtype: str) -> None:
         enabled = arguments[-1] if enabled is None else enabled
         return torch.autocast("cpu", dtype=getattr(torch, dtype), enabled=enabled)
 
+    class Scaler(trainer.GradScaler):  # of the class that the trainer checks for
+        def __init__(self) -> None:
+            torch.amp.GradScaler.__init__(self, "cpu", init_scale=1024.0)
+
     trainer.autocast = autocast
-    trainer.GradScaler = lambda: torch.amp.GradScaler("cpu", init_scale=1024.0)
+    trainer.GradScaler = Scaler
 
 
 def record(folder: str) -> None:
