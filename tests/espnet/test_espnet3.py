@@ -30,7 +30,8 @@ pytestmark = [
     ),
 ]
 
-# Put beside the recipe's own modules: what each process has in the end.
+# Put beside the recipe's own modules: what each process has in the end, and what each
+# draws for the same labels where torch's generator stands alike.
 RECORDER = """
 import lightning
 import torch
@@ -39,22 +40,13 @@ import torch
 class Recorder(lightning.Callback):
     def __init__(self, folder):
         self.folder = folder
-        self.drawn = []
-
-    def on_fit_start(self, trainer, pl_module):
-        sampler = pl_module.model.sampler
-        draw = sampler.draw
-
-        def record(*arguments):
-            vocabulary = draw(*arguments)
-            self.drawn.append(vocabulary.token_ids.tolist())
-            return vocabulary
-
-        sampler.draw = record
 
     def on_train_end(self, trainer, pl_module):
+        torch.manual_seed(1)
+        label, length = torch.tensor([[5]]), torch.tensor([1])
+        drawn = pl_module.model.sampler.draw(label, length, []).token_ids
         torch.save(
-            {"drawn": self.drawn, "state": pl_module.model.state_dict()},
+            {"drawn": drawn, "state": pl_module.model.state_dict()},
             f"{self.folder}/rank{trainer.global_rank}.pth",
         )
 """
@@ -69,7 +61,8 @@ def recipe(tmp_path_factory) -> Path:
     text = (folder / "conf" / "training_asr_transducer.yaml").read_text("utf-8")
     assert text.count("  model: espnet\n") == 1
     text = text.replace("  model: espnet\n", "  model: sampled_transducer\n")
-    text = text.replace("  model_conf:\n", "  model_conf:\n    num_samples: 8\n")
+    ours = "    num_samples: 8\n    sampling_distribution: uniform\n"
+    text = text.replace("  model_conf:\n", f"  model_conf:\n{ours}")
     (folder / "conf" / "training_sampled.yaml").write_text(text, encoding="utf-8")
     run(
         folder,
@@ -151,5 +144,5 @@ def test_two_processes(recipe):
     )
     for name, value in first["state"].items():
         torch.testing.assert_close(second["state"][name], value, rtol=0, atol=0)
-    assert len(first["drawn"]) == len(second["drawn"]) == 2
-    assert first["drawn"] != second["drawn"]
+    assert first["drawn"].shape == second["drawn"].shape == (1, 10)
+    assert first["drawn"].tolist() != second["drawn"].tolist()

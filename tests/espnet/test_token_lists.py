@@ -94,7 +94,10 @@ def test_blank_anywhere(corpus: Corpus):
     tokens = [*TOKENS[1:-1], "<blank>", "<sos/eos>"]
     token_list = write_list(corpus.folder / "blank_late.txt", tokens)
     commands = []
-    for name, model_conf in (("sampled", {"num_samples": 2}), ("full", {})):
+    for name, model_conf in (
+        ("sampled", {"num_samples": 2, "sampling_distribution": "uniform"}),
+        ("full", {"num_samples": 0, "sampling_distribution": "uniform"}),
+    ):
         command, folder = corpus.train(
             f"blank_late_{name}",
             *("--token_list", token_list),
