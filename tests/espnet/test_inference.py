@@ -6,6 +6,7 @@ goes through ESPnet's commands and classes as any of its own models does.
 
 from __future__ import annotations
 
+import shutil
 import string
 from importlib.util import find_spec
 from pathlib import Path
@@ -208,14 +209,22 @@ def test_quantized_scores(experiment):
 
 
 def test_packed(experiment, tmp_path, monkeypatch):
-    """`espnet2.bin.pack asr`, and what is packed from a file alone."""
+    """`espnet2.bin.pack asr`, and what is loaded from the archive alone."""
     archive = tmp_path / "packed.zip"
-    command = ["espnet2.bin.pack", "asr", "--outpath", archive]
-    command += ["--asr_train_config", experiment.config]
-    command += ["--asr_model_file", experiment.model]
-    command += ["--lm_train_config", experiment.lm["lm_train_config"]]
-    command += ["--lm_file", experiment.lm["lm_file"]]
+    files = {
+        "asr_train_config": experiment.config,
+        "asr_model_file": experiment.model,
+        **experiment.lm,
+    }
+    monkeypatch.chdir(tmp_path)
+    command: list[object] = ["espnet2.bin.pack", "asr", "--outpath", archive]
+    for name, path in files.items():
+        copy = Path(name).with_suffix(path.suffix)
+        shutil.copy(path, copy)
+        command += [f"--{name}", copy]
     run(command)
+    for name, path in files.items():
+        Path(name).with_suffix(path.suffix).unlink()
     plain = speech2text(experiment, experiment.config, beam_size=3, **experiment.lm)
     from espnet2.bin.asr_inference import Speech2Text
 
