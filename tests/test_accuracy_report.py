@@ -110,6 +110,7 @@ def test_every_setting_is_a_configuration_that_the_model_takes(task, setting) ->
         loss_chunk_bytes=None,
         fastemit_lambda=0.0,
     )
+    assert "requires" not in model_conf
     assert config["seed"] == 3
     assert config["max_epoch"] * config["num_iters_per_epoch"] == task.updates
 

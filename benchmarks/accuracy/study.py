@@ -229,6 +229,9 @@ class Run:
             for parent in parents:
                 place = place.setdefault(parent, {})
             place[last] = value
+        # Says who can load the model, not how it is trained: rows stay valid when it
+        # changes.
+        config["model_conf"].pop("requires", None)
         sampling = self.setting.model_conf(vocab_size, self.task.updates)
         config["model_conf"].update({**PLAIN, **sampling})
         config["num_iters_per_epoch"] = self.task.updates_per_epoch
