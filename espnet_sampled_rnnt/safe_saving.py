@@ -12,6 +12,8 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -64,6 +66,9 @@ def save(obj: Any, f: Any, *arguments: Any, **options: Any) -> None:
         _torch_save(obj, f, *arguments, **options)
         return
     path = Path(os.path.realpath(f))  # what is written through a link stays a link
+    if path.exists() and not (path.is_file() or path.is_dir()):  # a pipe, a device
+        _torch_save(obj, f, *arguments, **options)
+        return
     if path.name == _RESUMED_NAME:
         _take(path.parent)
         epoch, model = _epoch_and_model(obj)
@@ -73,10 +78,13 @@ def save(obj: Any, f: Any, *arguments: Any, **options: Any) -> None:
 
 
 def _epoch_and_model(checkpoint: Any) -> tuple[int | None, Any]:
-    try:
-        return checkpoint["reporter"]["epoch"], checkpoint["model"]
-    except (KeyError, TypeError):
+    if not isinstance(checkpoint, dict):
         return None, None
+    try:
+        epoch, model = checkpoint["reporter"]["epoch"], checkpoint["model"]
+    except (LookupError, TypeError):
+        return None, None
+    return (epoch, model) if isinstance(epoch, int) else (None, None)
 
 
 def _replace(path: Path, obj: Any, arguments: tuple, options: dict[str, Any]) -> None:
@@ -84,6 +92,8 @@ def _replace(path: Path, obj: Any, arguments: tuple, options: dict[str, Any]) ->
     fault: OSError | None = None
     try:
         with open(unfinished, "wb") as stream:
+            with suppress(FileNotFoundError):
+                os.fchmod(stream.fileno(), stat.S_IMODE(path.stat().st_mode))
             recorder = _Recorder(stream)
             try:
                 _torch_save(obj, recorder, *arguments, **options)
@@ -98,7 +108,8 @@ def _replace(path: Path, obj: Any, arguments: tuple, options: dict[str, Any]) ->
     except OSError as error:
         fault = error
     finally:
-        unfinished.unlink(missing_ok=True)
+        with suppress(OSError):  # not there, or no such place: `fault` says which
+            unfinished.unlink()
     if fault is not None:
         raise OSError(
             fault.errno,
@@ -134,7 +145,9 @@ def _take(folder: Path) -> None:
         return
     stream = open(folder / LOCK_NAME, "wb")  # noqa: SIM115 - held until the end
     try:
-        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Unlike flock's, this lock is no child's: workers that outlive a killed run
+        # for some seconds do not hold the folder.
+        fcntl.lockf(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in (errno.EAGAIN, errno.EACCES):
             stream.close()

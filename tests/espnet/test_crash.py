@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import stat
 
 import pytest
 import torch
@@ -129,3 +131,61 @@ def test_a_stream_is_written_as_ever(tmp_path):
     with open(tmp_path / "a.pth", "wb") as stream:
         safe_saving.save({"a": 1}, stream)
     assert load(tmp_path / "a.pth") == {"a": 1}
+
+
+def test_a_pipe_is_written_into_and_stays_one(tmp_path):
+    """So does a device: /dev/null must not become a file."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        safe_saving.save({"a": 1}, path)
+        assert os.read(reader, 4).startswith(b"PK")
+    finally:
+        os.close(reader)
+    assert stat.S_ISFIFO(path.stat().st_mode)
+
+
+def test_a_file_that_others_may_not_read_stays_so(tmp_path):
+    path = tmp_path / "a.pth"
+    path.write_bytes(b"before")
+    path.chmod(0o600)
+    safe_saving.save({}, path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize(
+    "checkpoint", [torch.zeros(2), {"reporter": {"epoch": "../x"}}]
+)
+def test_a_checkpoint_that_is_not_espnets(tmp_path, checkpoint):
+    safe_saving.save(checkpoint, tmp_path / "checkpoint.pth")
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"checkpoint.pth", safe_saving.LOCK_NAME}
+
+
+def test_a_file_in_the_place_of_the_folder(tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(OSError, match=r"cannot save .*Not a directory"):
+        safe_saving.save({}, tmp_path / "file" / "a.pth")
+
+
+def test_workers_that_outlive_a_killed_run_do_not_hold_its_folder(tmp_path):
+    path = tmp_path / "checkpoint.pth"
+    ready, told = os.pipe()
+    run_id = os.fork()
+    if run_id == 0:
+        safe_saving.save({}, path)
+        worker = os.fork()
+        if worker == 0:
+            signal.pause()
+        os.write(told, str(worker).encode())
+        signal.pause()
+    worker = int(os.read(ready, 20))
+    os.kill(run_id, signal.SIGKILL)
+    os.waitpid(run_id, 0)
+    try:
+        safe_saving.save({}, path)
+    finally:
+        os.kill(worker, signal.SIGKILL)
+        os.close(ready)
+        os.close(told)
