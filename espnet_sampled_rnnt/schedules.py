@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 UNITS = ("updates", "epochs")
@@ -86,7 +88,12 @@ class Schedule:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer beyond all floats
+        return False
 
 
 def _points(option: str, points: object) -> tuple[tuple[int, float], ...]:
@@ -113,6 +120,9 @@ def _points(option: str, points: object) -> tuple[tuple[int, float], ...]:
             )
         pairs.append((place, number))
     pairs.sort()
+    for (place, _), (following, _) in pairwise(pairs):
+        if place == following:
+            raise ValueError(f"{option}.points has the position {place} twice")
     if pairs[0][0] != 0:
         raise ValueError(
             f"{option}.points begins at {pairs[0][0]}; allowed: a first point at 0"

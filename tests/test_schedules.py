@@ -56,6 +56,9 @@ def test_units():
         ({"points": {-1: 1, 0: 2}}, "position -1"),
         ({"points": {0.5: 1}}, "position 0.5"),
         ({"points": {0: "x"}}, r"option.points\[0\] is 'x'"),
+        ({"points": {0: float("inf")}}, r"option.points\[0\] is inf"),
+        ({"points": {0: 10**400}}, r"option.points\[0\] is 10"),
+        ({"points": {0: 1, "0": 2}}, "option.points has the position 0 twice"),
     ],
 )
 def test_a_bad_schedule_is_refused_by_name(value, message):
