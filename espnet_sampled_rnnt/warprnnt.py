@@ -22,7 +22,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from espnet_sampled_rnnt.checks import check_lengths, check_targets
+from espnet_sampled_rnnt.checks import (
+    check_is_plain_tensor,
+    check_lengths,
+    check_same_device,
+    check_targets,
+)
 from espnet_sampled_rnnt.loss.lattice import Backend, resolve
 
 __all__ = ["RNNTLoss", "rnnt_loss"]
@@ -115,14 +120,18 @@ class RNNTLoss(torch.nn.Module):
 def _check_inputs(
     acts: Tensor, labels: Tensor, act_lens: Tensor, label_lens: Tensor
 ) -> None:
-    if not acts.is_floating_point():
-        raise TypeError(f"acts must be of a float type, but is {acts.dtype}")
-    for name, tensor, axes in (
+    expected = (
         ("acts", acts, 4),
         ("labels", labels, 2),
         ("act_lens", act_lens, 1),
         ("label_lens", label_lens, 1),
-    ):
+    )
+    for name, tensor, _ in expected:
+        check_is_plain_tensor(name, tensor)
+        check_same_device(**{name: tensor})  # not that of shapes without numbers
+    if not acts.is_floating_point():
+        raise TypeError(f"acts must be of a float type, but is {acts.dtype}")
+    for name, tensor, axes in expected:
         # As the original, so that what runs here runs there.
         if tensor is not acts and tensor.dtype != torch.int32:
             raise TypeError(f"{name} must be torch.int32, but is {tensor.dtype}")

@@ -175,6 +175,13 @@ def test_a_bad_utterance_spoils_no_other():
     [
         ({"labels": torch.ones(4, 4).long()}, TypeError, "labels must be torch.int32"),
         ({"act_lens": torch.ones(4).long()}, TypeError, "act_lens must be torch.int32"),
+        ({"acts": [1.0]}, ValueError, "acts must be a tensor, but is list"),
+        (
+            {"acts": torch.ones(4, 7, 5, 9).to_sparse()},
+            ValueError,
+            "acts must be dense",
+        ),
+        ({"labels": torch.ones(4, 4, device="meta").int()}, ValueError, "meta device"),
         ({"acts": torch.ones(4, 7, 5, 9).int()}, TypeError, "acts must be of a float"),
         ({"acts": torch.ones(4, 7, 5)}, ValueError, r"acts must have 4 axes"),
         ({"acts": torch.ones(4, 8, 5, 9)}, ValueError, r"size\(1\) is 8, but .* is 7"),
