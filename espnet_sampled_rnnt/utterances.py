@@ -50,7 +50,10 @@ class UnusableUtterances:
         if not rows.any():  # waits for the device; so does ESPnet, for the lengths
             return
         rows = rows.cpu()
-        self.rows = rows if self.rows is None else self.rows | rows
+        if self.rows is not None:
+            rows, self.rows = rows & ~self.rows, self.rows | rows
+        else:
+            self.rows = rows
         for row in rows.nonzero().flatten().tolist():
             name = _name_of(row, len(rows), self._names)
             message = f"Utterance {name} is left out: {reason}"
@@ -196,6 +199,11 @@ class GuardedASRModel(ESPnetASRModel):
             speech: (B, L, ...)
             speech_lengths: (B,)
         """
+        unusable = self.unusable
+        if not self._guarding:
+            unusable = UnusableUtterances(None, set())
+        # Of padding alone a front end still makes a frame, which some encoders take.
+        unusable.add(speech_lengths < 1, "it is empty")
         least = shortest_speech(self.frontend)
         if int(speech_lengths.max()) < least:
             # Zeros behind, and the longest counts as that long: what the front end
@@ -205,9 +213,6 @@ class GuardedASRModel(ESPnetASRModel):
             speech = torch.nn.functional.pad(speech, behind)
             speech_lengths = speech_lengths.clone()
             speech_lengths[speech_lengths.argmax()] = least
-        unusable = self.unusable
-        if not self._guarding:
-            unusable = UnusableUtterances(None, set())
         speech = _without_nonfinite(speech, unusable, "its audio")
         feats, feats_lengths = super()._extract_feats(speech, speech_lengths)
         feats = _without_nonfinite(feats, unusable, "what the front end makes of it")

@@ -107,6 +107,33 @@ def test_an_utterance_too_short_for_the_encoder_is_left_out(caplog):
         torch.testing.assert_close(gradient, without[name], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_an_empty_recording_is_left_out_by_encoders_that_take_a_frame_of_padding(
+    mode, caplog
+):
+    conf = {"num_layers": 1, "hidden_size": 8, "output_size": 8, "subsample": [1]}
+    front_end = {"n_fft": 256, "hop_length": 128, "n_mels": NUM_FEATURES}
+    model = build(
+        encoder="rnn",
+        encoder_conf=conf,
+        input_size=None,
+        frontend="default",
+        frontend_conf=front_end,
+    )
+    getattr(model, mode)()
+    batch = make_batch()
+    batch["speech"] = torch.from_numpy(TONE[:3000]).repeat(3, 1)
+    batch["speech_lengths"] = torch.tensor([3000, 2000, 0])
+    loss_without, _, _ = learn(model, rows_of(batch, [0, 1]))
+    loss, _, weight = learn(model, batch)
+    assert caplog.text.count("Utterance third is left out: it is empty") == 1
+    assert int(weight) == 2
+    assert loss == pytest.approx(loss_without, rel=1e-5)
+    batch["speech_lengths"] = torch.tensor([0, 0, 0])
+    loss, _, weight = learn(model, batch)
+    assert (loss, int(weight)) == (0.0, 0)
+
+
 @pytest.mark.parametrize("frames", [(3, 2, 1), (60, 60, 60)])
 def test_a_batch_without_a_usable_utterance(frames, caplog):
     """Gradients of 0 for each parameter: another rank waits for them."""
