@@ -348,6 +348,21 @@ HOSTILE = {
     "unknown-encoder": ({"encoder": "magic"}, {}, "ESPnet cannot build the model"),
     "bad-option": ({"model_conf": {"num_samples": -1}}, {}, "num_samples is -1"),
     "chunks": ({"iterator_type": "chunk"}, {}, "iterator_type is 'chunk'"),
+    "mixed-keys": ({}, {"train.yaml": "1: 2\na: 3\n"}, "1 is no option of ESPnet"),
+    "nested-config": ({}, {"train.yaml": "[" * 3000}, "cannot read"),
+    "listed-options": ({"model_conf": []}, {}, "model_conf is [], no mapping"),
+    "text-for-bins": ({"batch_bins": "8e6"}, {}, "batch_bins is '8e6', no whole"),
+    "fold-length": (
+        {"batch_type": "folded", "batch_size": 3, "fold_length": [0, 0]},
+        {},
+        "ESPnet makes no batches of this",
+    ),
+    "listed-type": ({"batch_type": [1]}, {}, "batch_type is [1]"),
+    "nothing-in-it": (
+        {},
+        {"speech_shape": "utt0 0\n", "text_shape.char": "utt0 0,60\n"},
+        "all utterances have length 0",
+    ),
     "batch-type": ({"batch_type": "catbel"}, {}, "batch_type is 'catbel'"),
 }
 
@@ -371,5 +386,10 @@ def test_options_out_of_range_are_named(tmp_path, training_set, capsys):
     config = write_config(tmp_path)
     assert main(["--config", config, *training_set, "--gpu-gb", "0"]) == 1
     assert "--gpu-gb is 0.0, but must be above 0" in capsys.readouterr().err
+    assert main(["--config", config, *training_set, "--gpu-gb", "inf"]) == 1
+    assert "--gpu-gb is inf, but must be above 0 and below" in capsys.readouterr().err
+    option, speech, _, text = training_set
+    assert main(["--config", config, option, text, option, speech]) == 1
+    assert "speech_shape comes first" in capsys.readouterr().err
     assert main(["--config", config, *training_set[:2]]) == 1
     assert "1 shape files, but two are needed" in capsys.readouterr().err

@@ -25,6 +25,8 @@ GIGABYTE = 10**9
 # Left free where a size is suggested: CUDA's context, fragments, passing tensors.
 HEADROOM = 0.1
 _USAGE_ERROR = 1
+# Beyond all tokens, GPUs and their GB; the model of such a vocabulary is built.
+_MOST = 10**7
 
 
 @dataclass(frozen=True)
@@ -92,9 +94,11 @@ def _parser() -> argparse.ArgumentParser:
 def _run(arguments: argparse.Namespace) -> int:
     for name in ("gpu_gb", "ngpu", "vocabulary_size"):
         value = getattr(arguments, name)
-        if value is not None and not value > 0:
+        if value is not None and not 0 < value < _MOST:
             option = name.replace("_", "-")
-            raise ValueError(f"--{option} is {value}, but must be above 0")
+            raise ValueError(
+                f"--{option} is {value}, but must be above 0 and below {_MOST:,}"
+            )
     from espnet_sampled_rnnt.commands.memory.batches import BINNED_TYPES, read_shapes
     from espnet_sampled_rnnt.commands.memory.model import build_model, read_config
     from espnet_sampled_rnnt.commands.memory.prediction import LOSSES

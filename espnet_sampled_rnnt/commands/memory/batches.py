@@ -66,6 +66,11 @@ def read_shapes(files: Sequence[str]) -> Shapes:
             f"{files[0]} and {files[1]} do not list the same utterances: "
             f"{min(differing)} is in one only"
         )
+    if all(text[name][0] > row[0] for name, row in speech.items()):
+        raise ValueError(
+            f"{files[1]} has the longer utterances, all of them, but it should be "
+            "text_shape; speech_shape comes first"
+        )
     first_speech, first_text = next(iter(speech.values())), next(iter(text.values()))
     return Shapes(
         files=(str(files[0]), str(files[1])),
@@ -106,7 +111,7 @@ def make_batches(
         ValueError: the sampler refuses what it is given.
     """
     kind = options.batch_type
-    if kind not in BATCH_TYPES:
+    if not isinstance(kind, str) or kind not in BATCH_TYPES:
         raise ValueError(f"batch_type is {kind!r}; known: {', '.join(BATCH_TYPES)}")
     binned = kind in BINNED_TYPES
     try:
@@ -121,8 +126,9 @@ def make_batches(
             drop_last=options.drop_last_iter,
             min_batch_size=num_gpus if num_gpus > 1 else options.min_batch_size,
         )
-    except (ValueError, RuntimeError, AssertionError) as error:
-        raise ValueError(f"ESPnet makes no batches of this: {error}") from None
+    except Exception as error:  # whatever the samplers say to wrong options
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"ESPnet makes no batches of this: {reason}") from None
     batches = []
     for keys in sampler:
         for rank in range(num_gpus):

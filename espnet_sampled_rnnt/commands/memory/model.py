@@ -98,13 +98,15 @@ def read_config(path: str, waveforms: bool) -> argparse.Namespace:
     register()
     try:
         config = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
         raise ValueError(f"cannot read {path}: {_one_line(error)}") from None
     if not isinstance(config, dict):
         raise ValueError(f"{path} is no configuration: it holds no mapping")
     defaults = vars(ASRTask.get_parser().parse_args([]))
     # What a training wrote down also holds what ESPnet worked out meanwhile.
-    unknown = [] if "version" in config else sorted(config.keys() - defaults.keys())
+    unknown = (
+        [] if "version" in config else sorted(config.keys() - defaults.keys(), key=str)
+    )
     if unknown:
         raise ValueError(f"{path}: {unknown[0]} is no option of ESPnet's asr_train")
     options = argparse.Namespace(**{**defaults, **config})
@@ -113,6 +115,8 @@ def read_config(path: str, waveforms: bool) -> argparse.Namespace:
             f"{path}: decoder is {options.decoder!r}, no transducer's; this command "
             f"knows decoder: {' and '.join(DECODERS)}"
         )
+    if not isinstance(options.model_conf, dict):
+        raise ValueError(f"{path}: model_conf is {options.model_conf!r}, no mapping")
     if options.iterator_type != "sequence":
         raise ValueError(
             f"{path}: iterator_type is {options.iterator_type!r}; this command knows "
@@ -218,6 +222,8 @@ def _probe_lengths(
 ) -> LengthMap:
     """Run the encoder on a few lengths between the shortest and the longest."""
     longest = max(speech)
+    if longest < 1:
+        raise ValueError("all utterances have length 0")
     tried = np.geomspace(max(1, min(speech)), longest, _NUM_PROBES).astype(int)
     inputs, frames, reason = [], [], ""
     model.eval()

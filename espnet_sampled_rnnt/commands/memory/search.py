@@ -43,7 +43,11 @@ class Search:
         self.num_gpus = num_gpus
         self.device_type = device_type
         binned = options.batch_type in BINNED_TYPES
-        self.configured = int(options.batch_bins if binned else options.batch_size)
+        option = "batch_bins" if binned else "batch_size"
+        size = getattr(options, option)
+        if isinstance(size, bool) or not isinstance(size, int):
+            raise ValueError(f"{option} is {size!r}, no whole number")
+        self.configured = size
         # A folded sampler divides by it, and one of bins needs one.
         self.smallest = max(1, num_gpus)
         # The worst of a size does not change; making the batches takes the time.
