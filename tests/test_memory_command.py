@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import espnet2.tasks.asr  # noqa: F401 - prints a line when it is first imported
 import pytest
 import torch
 import yaml
