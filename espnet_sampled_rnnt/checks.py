@@ -31,15 +31,24 @@ def check_integer_tensor(name: str, value: Tensor, axes: int | None = None) -> N
 
 
 def check_same_device(**tensors: Tensor) -> None:
-    """All tensors are on the device of the first, which holds numbers."""
+    """All tensors are on the device of the first."""
     (first_name, first), *others = tensors.items()
     for name, tensor in others:
         if tensor.device != first.device:
             raise ValueError(
                 f"{name} is on {tensor.device}, but {first_name} is on {first.device}"
             )
-    if first.is_meta:
-        raise ValueError(f"{first_name} is on the meta device, which holds no numbers")
+
+
+def to_host(name: str, integers: Tensor) -> np.ndarray:
+    """The numbers of a tensor as an int64 array on the host.
+
+    Raises:
+        ValueError: it is on the meta device.
+    """
+    if integers.is_meta:
+        raise ValueError(f"{name} is on the meta device, which holds no numbers")
+    return integers.detach().cpu().numpy().astype(np.int64)
 
 
 def check_lengths(
@@ -50,7 +59,7 @@ def check_lengths(
         raise ValueError(
             f"{name} has {lengths.size(0)} utterances, but the batch has {utterances}"
         )
-    host = lengths.detach().cpu().numpy().astype(np.int64)
+    host = to_host(name, lengths)
     wrong = np.flatnonzero((host < least) | (host > axis))
     if len(wrong):
         utterance = int(wrong[0])
@@ -76,7 +85,7 @@ def check_targets(
 ) -> np.ndarray:
     """Every label is in [0, V) and not blank; returned as a host array (B, U)."""
     check_blank(blank, vocab_size)
-    host = targets.detach().cpu().numpy().astype(np.int64)
+    host = to_host("targets", targets)
     valid = np.arange(host.shape[1])[None, :] < lengths[:, None]
     outside = valid & ((host < 0) | (host >= vocab_size))
     if outside.any():

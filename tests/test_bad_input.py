@@ -171,7 +171,10 @@ def test_a_sparse_tensor(name):
 
 def test_tensors_without_numbers():
     on_meta = {name: value.to("meta") for name, value in arguments().items()}
-    refused("^enc is on the meta device, which holds no numbers", **on_meta)
+    refused("^enc_lengths is on the meta device, which holds no numbers", **on_meta)
+    for name in ("enc_lengths", "target_lengths"):
+        on_meta[name] = arguments()[name]
+    refused("^targets is on the meta device, which holds no numbers", **on_meta)
 
 
 @pytest.mark.parametrize("name", ["enc", "dec", "targets"])
