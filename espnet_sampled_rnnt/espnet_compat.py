@@ -26,8 +26,11 @@ except ImportError:
 
 __all__ = [
     "TooShortUttError",
+    "VectorLift",
     "check_distribution",
+    "check_encoder_width",
     "check_joint_network",
+    "default_distribution",
     "is_transducer_decoder",
     "joint_network_of",
     "merged_signature",
