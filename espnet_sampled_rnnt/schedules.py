@@ -47,7 +47,8 @@ class Schedule:
             return cls(points=((0, value),))
         if not isinstance(value, Mapping):
             raise ValueError(
-                f"{option} is {value!r}; allowed: a number, or a mapping with points"
+                f"{option} is {value!r}; allowed: a finite number, or a mapping with "
+                "points"
             )
         unknown = sorted(set(value) - {"points", "unit", "interpolate"}, key=str)
         if unknown:
