@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         0, or 1 where the file cannot be read or written, with one line saying why.
     """
     parser = argparse.ArgumentParser(
-        prog="espnet-sampled-rnnt strip",
+        prog="python -m espnet_sampled_rnnt strip",
         description="Remove the keys of sampling schedules and counts from a "
         "checkpoint, so that stock ESPnet loads it with strict=True.",
     )
