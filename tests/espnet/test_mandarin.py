@@ -29,9 +29,10 @@ RECIPE = RECIPES / "tts_mandarin/asr1"
 EPOCHS = 5
 # CER on training data, as shares. Learning: what must be reached.
 MOST_CER = 0.60
-# How much worse than its twin sampling may end. Not calibrated yet: to be replaced by
-# the spread that 20 repeats with other seeds show.
-MOST_BEHIND = 0.15
+# How much worse than its twin sampling may end: the width of the differences of 20
+# repeats, which went from 0.044 better to 0.013 worse (CER at most 0.019 with, 0.044
+# without sampling; the last loss at most 0.064 of the first), rounded down.
+MOST_BEHIND = 0.05
 
 pytestmark = pytest.mark.skipif(
     any(importlib.util.find_spec(n) is None for n in ("espeakng_loader", "wordfreq")),
