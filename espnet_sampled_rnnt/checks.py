@@ -40,14 +40,25 @@ def check_same_device(**tensors: Tensor) -> None:
             )
 
 
+def check_same_size(name: str, value: int, other: str, reference: int) -> None:
+    """``value`` is ``reference``; both are named."""
+    if value != reference:
+        raise ValueError(f"{name} is {value}, but {other} is {reference}")
+
+
+def check_holds_numbers(name: str, tensor: Tensor) -> None:
+    """``tensor`` is not on the meta device."""
+    if tensor.is_meta:
+        raise ValueError(f"{name} is on the meta device, which holds no numbers")
+
+
 def to_host(name: str, integers: Tensor) -> np.ndarray:
     """The numbers of a tensor as an int64 array on the host.
 
     Raises:
         ValueError: it is on the meta device.
     """
-    if integers.is_meta:
-        raise ValueError(f"{name} is on the meta device, which holds no numbers")
+    check_holds_numbers(name, integers)
     return integers.detach().cpu().numpy().astype(np.int64)
 
 

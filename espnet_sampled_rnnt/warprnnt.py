@@ -23,16 +23,17 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from espnet_sampled_rnnt.checks import (
+    check_holds_numbers,
     check_is_plain_tensor,
     check_lengths,
-    check_same_device,
+    check_same_size,
     check_targets,
 )
 from espnet_sampled_rnnt.loss.lattice import Backend, resolve
+from espnet_sampled_rnnt.loss.options import REDUCTIONS
+from espnet_sampled_rnnt.loss.output import make_arc_columns
 
 __all__ = ["RNNTLoss", "rnnt_loss"]
-
-REDUCTIONS = ("none", "sum", "mean")
 
 # Logits that are worked on at a time, in the computing type: beside the gradient
 # nothing of the logits' size is made. Each chunk is a few kernels, which on an
@@ -80,8 +81,8 @@ def rnnt_loss(
     _check_inputs(acts, labels, act_lens, label_lens)
     frames = check_lengths("act_lens", act_lens, acts.size(0), acts.size(1), 1)
     counts = check_lengths("label_lens", label_lens, acts.size(0), labels.size(1), 0)
-    _check_axis("acts.size(1)", acts.size(1), "max(act_lens)", int(frames.max()))
-    _check_axis(
+    check_same_size("acts.size(1)", acts.size(1), "max(act_lens)", int(frames.max()))
+    check_same_size(
         "acts.size(2)", acts.size(2), "max(label_lens) + 1", int(counts.max()) + 1
     )
     targets = check_targets(labels, counts, acts.size(3), blank)
@@ -128,7 +129,7 @@ def _check_inputs(
     )
     for name, tensor, _ in expected:
         check_is_plain_tensor(name, tensor)
-        check_same_device(**{name: tensor})  # not that of shapes without numbers
+        check_holds_numbers(name, tensor)
     if not acts.is_floating_point():
         raise TypeError(f"acts must be of a float type, but is {acts.dtype}")
     for name, tensor, axes in expected:
@@ -139,14 +140,9 @@ def _check_inputs(
             raise ValueError(
                 f"{name} must have {axes} axes, but has shape {tuple(tensor.shape)}"
             )
-    _check_axis("labels.size(0)", labels.size(0), "acts.size(0)", acts.size(0))
+    check_same_size("labels.size(0)", labels.size(0), "acts.size(0)", acts.size(0))
     if acts.size(0) == 0:
         raise ValueError("acts has 0 utterances, but a batch needs at least 1")
-
-
-def _check_axis(name: str, value: int, other: str, reference: int) -> None:
-    if value != reference:
-        raise ValueError(f"{name} is {value}, but {other} is {reference}")
 
 
 @dataclass(frozen=True)
@@ -177,15 +173,15 @@ class _Lattice:
         labels: np.ndarray,
         blank: int,
     ) -> _Lattice:
-        columns = np.full((len(frames), acts.size(2), 2), blank, dtype=np.int64)
-        axis = columns.shape[1] - 1
-        valid = np.arange(axis)[None, :] < labels[:, None]
-        columns[:, :axis, 1] = np.where(valid, targets[:, :axis], blank)
+        # Behind the longest utterance `targets` may be padded further.
+        columns = make_arc_columns(
+            targets[:, : acts.size(2) - 1], labels, np.full(len(frames), blank)
+        )
         dtype = torch.float64 if acts.dtype == torch.float64 else torch.float32
         return cls(
             frames=tuple(frames.tolist()),
             labels=tuple(labels.tolist()),
-            columns=torch.from_numpy(columns).to(acts.device),
+            columns=columns.to(acts.device),
             backend=resolve("auto", acts.device, dtype),
             dtype=dtype,
         )

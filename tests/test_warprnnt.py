@@ -182,6 +182,7 @@ def test_a_bad_utterance_spoils_no_other():
             "acts must be dense",
         ),
         ({"labels": torch.ones(4, 4, device="meta").int()}, ValueError, "meta device"),
+        ({"acts": torch.ones(4, 7, 5, 9, device="meta")}, ValueError, "acts is on the"),
         ({"acts": torch.ones(4, 7, 5, 9).int()}, TypeError, "acts must be of a float"),
         ({"acts": torch.ones(4, 7, 5)}, ValueError, r"acts must have 4 axes"),
         ({"acts": torch.ones(4, 8, 5, 9)}, ValueError, r"size\(1\) is 8, but .* is 7"),

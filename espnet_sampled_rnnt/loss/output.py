@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -168,3 +169,23 @@ class OutputGradient:
         return torch.zeros_like(like, memory_format=torch.contiguous_format).index_add_(
             0, self._row_ids, total.to(like.dtype)
         )
+
+
+def make_arc_columns(
+    targets: np.ndarray, labels: np.ndarray, blank_columns: np.ndarray
+) -> Tensor:
+    """The columns of the two arcs of each node: of blank and of the next label.
+
+    Args:
+        targets: (B, U) columns of the labels, padded.
+        labels: (B,) U_b.
+        blank_columns: (B,) blank's column.
+
+    Returns:
+        (B, U + 1, 2) int64 on the host; blank's where there is no next label.
+    """
+    axis = targets.shape[1]
+    arcs = np.repeat(blank_columns[:, None, None], axis + 1, axis=1).repeat(2, axis=2)
+    valid = np.arange(axis)[None, :] < labels[:, None]
+    arcs[:, :axis, 1] = np.where(valid, targets, arcs[:, :axis, 1])
+    return torch.from_numpy(arcs.astype(np.int64))

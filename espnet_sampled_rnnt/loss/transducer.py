@@ -13,12 +13,13 @@ from espnet_sampled_rnnt.checks import (
     check_is_plain_tensor,
     check_lengths,
     check_same_device,
+    check_same_size,
     check_targets,
 )
 from espnet_sampled_rnnt.loss.lattice import resolve
 from espnet_sampled_rnnt.loss.nodes import NodeSet
 from espnet_sampled_rnnt.loss.options import LossOptions
-from espnet_sampled_rnnt.loss.output import OutputColumns
+from espnet_sampled_rnnt.loss.output import OutputColumns, make_arc_columns
 from espnet_sampled_rnnt.loss.passes import Problem
 from espnet_sampled_rnnt.loss.two_pass import TwoPass
 from espnet_sampled_rnnt.vocabulary import SampledVocabulary
@@ -148,7 +149,7 @@ def make_problem(
     return Problem(
         nodes=NodeSet(tuple(frames.tolist()), tuple(labels.tolist())),
         columns=columns,
-        arc_columns=_arc_columns(local, labels, blank_columns).to(enc.device),
+        arc_columns=make_arc_columns(local, labels, blank_columns).to(enc.device),
         options=options,
         backend=resolve(options.backend, enc.device, dtype),
         dtype=dtype,
@@ -183,20 +184,22 @@ def _check_tensors(
     check_integer_tensor("enc_lengths", enc_lengths, axes=1)
     check_integer_tensor("target_lengths", target_lengths, axes=1)
 
-    def same(name: str, value: int, other: str, reference: int) -> None:
-        if value != reference:
-            raise ValueError(f"{name} is {value}, but {other} is {reference}")
-
     batch, _, joint = enc.shape
     if batch == 0:
         raise ValueError("enc has 0 utterances, but a batch needs at least 1")
-    same("dec.size(0)", dec.size(0), "enc.size(0), the utterances,", batch)
-    same("targets.size(0)", targets.size(0), "enc.size(0), the utterances,", batch)
-    same("dec.size(2)", dec.size(2), "enc.size(2), the joint width,", joint)
-    same("weight.size(1)", weight.size(1), "enc.size(2), the joint width,", joint)
-    same("dec.size(1)", dec.size(1), "targets.size(1) + 1", targets.size(1) + 1)
+    check_same_size("dec.size(0)", dec.size(0), "enc.size(0), the utterances,", batch)
+    check_same_size(
+        "targets.size(0)", targets.size(0), "enc.size(0), the utterances,", batch
+    )
+    check_same_size("dec.size(2)", dec.size(2), "enc.size(2), the joint width,", joint)
+    check_same_size(
+        "weight.size(1)", weight.size(1), "enc.size(2), the joint width,", joint
+    )
+    check_same_size(
+        "dec.size(1)", dec.size(1), "targets.size(1) + 1", targets.size(1) + 1
+    )
     if bias is not None:
-        same("bias.size(0)", bias.size(0), "weight.size(0)", weight.size(0))
+        check_same_size("bias.size(0)", bias.size(0), "weight.size(0)", weight.size(0))
     tensors = {"enc": enc, "dec": dec, "weight": weight, "targets": targets}
     if bias is not None:
         tensors["bias"] = bias
@@ -357,14 +360,3 @@ def _check_vocabulary(
             f"token {token_ids[b, k]}, which is blank or a label, but must be 0"
         )
     return blank_columns
-
-
-def _arc_columns(
-    local: np.ndarray, labels: np.ndarray, blank_columns: np.ndarray
-) -> Tensor:
-    """(B, U + 1, 2) int64: columns of blank and of the next label, blank for none."""
-    axis = local.shape[1]
-    arcs = np.repeat(blank_columns[:, None, None], axis + 1, axis=1).repeat(2, axis=2)
-    valid = np.arange(axis)[None, :] < labels[:, None]
-    arcs[:, :axis, 1] = np.where(valid, local, arcs[:, :axis, 1])
-    return torch.from_numpy(arcs.astype(np.int64))
