@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from espnet_sampled_rnnt.commands.columns import align_columns
+
 if TYPE_CHECKING:
     from espnet_sampled_rnnt.commands.memory.prediction import Worst
 
@@ -99,7 +101,7 @@ def _run(arguments: argparse.Namespace) -> int:
             raise ValueError(
                 f"--{option} is {value}, but must be above 0 and below {_MOST:,}"
             )
-    from espnet_sampled_rnnt.commands.memory.batches import BINNED_TYPES, read_shapes
+    from espnet_sampled_rnnt.commands.memory.batches import read_shapes
     from espnet_sampled_rnnt.commands.memory.model import build_model, read_config
     from espnet_sampled_rnnt.commands.memory.prediction import LOSSES
     from espnet_sampled_rnnt.commands.memory.search import Search
@@ -140,9 +142,7 @@ def _run(arguments: argparse.Namespace) -> int:
         "num_samples": sorted(set(model.options.num_samples_schedule.values)),
         "sampling_scope": model.options.sampling_scope,
         "batch_type": config.batch_type,
-        "size_option": "batch_bins"
-        if config.batch_type in BINNED_TYPES
-        else "batch_size",
+        "size_option": search.size_option,
         "size": search.configured,
         "ngpu": arguments.ngpu,
         "device": arguments.device,
@@ -205,7 +205,6 @@ def _text(facts: dict[str, Any], rows: Sequence[Row]) -> str:
         if facts["gpu_gb"] is not None:
             cells.append("none" if row.suggested is None else f"{row.suggested:,}")
         table.append(cells)
-    widths = [max(len(row[i]) for row in table) for i in range(len(head))]
     lines = [
         f"{facts['config']}: V {facts['vocabulary_size']}, J {facts['joint_size']}, "
         f"S {' to '.join(f'{x:g}' for x in facts['num_samples'])}, "
@@ -215,12 +214,7 @@ def _text(facts: dict[str, Any], rows: Sequence[Row]) -> str:
         f"{facts['ngpu']} GPU(s), {facts['device']}",
         "",
     ]
-    lines += [
-        "  ".join(
-            cell.ljust(width) for cell, width in zip(row, widths, strict=True)
-        ).rstrip()
-        for row in table
-    ]
+    lines += align_columns(table)
     rest = "parameters, gradients and optimizer"
     if facts["kept_is_known"]:
         rest += ", and what encoder, CTC and prediction network keep for backward"

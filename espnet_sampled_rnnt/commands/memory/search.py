@@ -43,10 +43,10 @@ class Search:
         self.num_gpus = num_gpus
         self.device_type = device_type
         binned = options.batch_type in BINNED_TYPES
-        option = "batch_bins" if binned else "batch_size"
-        size = getattr(options, option)
+        self.size_option = "batch_bins" if binned else "batch_size"
+        size = getattr(options, self.size_option)
         if isinstance(size, bool) or not isinstance(size, int):
-            raise ValueError(f"{option} is {size!r}, no whole number")
+            raise ValueError(f"{self.size_option} is {size!r}, no whole number")
         self.configured = size
         # A folded sampler divides by it, and one of bins needs one.
         self.smallest = max(1, num_gpus)

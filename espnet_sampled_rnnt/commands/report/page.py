@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
+from espnet_sampled_rnnt.commands.columns import align_columns
 from espnet_sampled_rnnt.commands.report.experiment import Experiment
 from espnet_sampled_rnnt.commands.report.memory import MemoryRow
 
@@ -47,14 +48,8 @@ class Table:
 
     def text(self) -> str:
         """For a terminal: aligned columns."""
-        lines = [self.head, *self.rows]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(self.head))]
-        body = "\n".join(
-            "  "
-            + "  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip()
-            for line in lines
-        )
-        return "\n".join([self.title, body, *(f"  {note}" for note in self.notes)])
+        below = (*align_columns([self.head, *self.rows]), *self.notes)
+        return "\n".join([self.title, *(f"  {line}" for line in below)])
 
     def html(self) -> str:
         """For the page."""
