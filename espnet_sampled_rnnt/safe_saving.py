@@ -89,7 +89,6 @@ def _epoch_and_model(checkpoint: Any) -> tuple[int | None, Any]:
 
 def _replace(path: Path, obj: Any, arguments: tuple, options: dict[str, Any]) -> None:
     unfinished = path.with_name(UNFINISHED_NAME.format(path.name))
-    fault: OSError | None = None
     try:
         with open(unfinished, "wb") as stream:
             with suppress(FileNotFoundError):
@@ -106,15 +105,13 @@ def _replace(path: Path, obj: Any, arguments: tuple, options: dict[str, Any]) ->
             os.fsync(stream.fileno())
         os.replace(unfinished, path)
     except OSError as error:
-        fault = error
-    finally:
-        with suppress(OSError):  # not there, or no such place: `fault` says which
-            unfinished.unlink()
-    if fault is not None:
         raise OSError(
-            fault.errno,
-            f"cannot save {path}: {fault.strerror}; what was there before is untouched",
-        )
+            error.errno,
+            f"cannot save {path}: {error.strerror}; what was there before is untouched",
+        ) from None
+    finally:
+        with suppress(OSError):  # not there, or no such place: then there is an error
+            unfinished.unlink()
 
 
 class _Recorder:
