@@ -229,6 +229,8 @@ def findings(rows: Sequence[Row]) -> str:
     theirs = f"{mean:.2f} %, one seed"
     if len(full) > 1:
         theirs = f"{mean:.2f} %, {low:.2f} to {high:.2f}"
+    full_loss = statistics.fmean(r.valid_loss_full for r in full)
+    first = [updates_to_level(row, full) for row in full]
     lines = []
     for name, group in groups.items():
         if name not in main_settings() or name == "full":
@@ -247,14 +249,12 @@ def findings(rows: Sequence[Row]) -> str:
             when += " the validation CER at which the full softmax ended"
         else:
             own = 100 * statistics.fmean(known) / group[0].updates
-            first = [updates_to_level(row, full) for row in full]
             when = "its validation CER passed the full softmax's last one after "
             when += f"{own:.0f} % of the updates"
             if None not in first:
                 share = 100 * statistics.fmean(first) / full[0].updates
                 when += f", the full softmax itself after {share:.0f} %"
         loss = statistics.fmean(r.valid_loss_full for r in group)
-        full_loss = statistics.fmean(r.valid_loss_full for r in full)
         lines.append(
             f"- `{name}`: mean test CER {cer:.2f} %, {place} ({theirs}); {when}; "
             f"full-softmax validation loss {loss:.2f} against {full_loss:.2f}."
