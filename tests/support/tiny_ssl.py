@@ -6,6 +6,9 @@ from pathlib import Path
 
 import torch
 
+# As small as a transformer gets.
+TINY = {"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+
 
 def save_wav2vec2(folder: Path) -> Path:
     """A wav2vec 2.0 of 8 channels, one frame each 320 samples, as ``transformers``
@@ -15,9 +18,7 @@ def save_wav2vec2(folder: Path) -> Path:
     torch.manual_seed(17)
     config = Wav2Vec2Config(
         hidden_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=8,
+        **TINY,
         conv_dim=(8, 8),
         conv_stride=(20, 16),
         conv_kernel=(20, 16),
@@ -41,9 +42,7 @@ def save_wav2vec2_bert(folder: Path) -> Path:
     torch.manual_seed(18)
     config = Wav2Vec2BertConfig(
         hidden_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=8,
+        **TINY,
         conv_depthwise_kernel_size=3,
         apply_spec_augment=False,
     )
@@ -59,9 +58,7 @@ def save_bert(folder: Path) -> Path:
     torch.manual_seed(19)
     config = BertConfig(
         hidden_size=6,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=8,
+        **TINY,
         vocab_size=5,
         max_position_embeddings=64,
     )
