@@ -6,23 +6,23 @@ touched; the ESPnet tree is shared with the checkout, which downloads it once.
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 import yaml
+from support.recipe_runs import (
+    NO_TREE,
+    NO_TREE_REASON,
+    call,
+    copy_recipes,
+    espnet_tree,
+    state_of,
+)
 
 from espnet_sampled_rnnt.commands.report import main as report
 from espnet_sampled_rnnt.commands.report.experiment import read_experiment
 
-RECIPES = Path(__file__).parents[2] / "egs2_recipes"
-# Names of folders that runs make in a recipe, and the unpacked tree.
-MADE_BY_RUNS = ("data", "dump", "exp", "downloads", "report", ".espnet")
 OPTIONS = (
     ("--stage", "1"),
     ("--stop_stage", "13"),
@@ -32,10 +32,7 @@ OPTIONS = (
     ("--inference_args", "--beam_size 1"),
 )
 
-pytestmark = pytest.mark.skipif(
-    version("espnet").startswith("202511") and not os.environ.get("ESPNET_ROOT"),
-    reason="the recipe tree of ESPnet 202511 is not on PyPI; ESPNET_ROOT is not set",
-)
+pytestmark = pytest.mark.skipif(NO_TREE, reason=NO_TREE_REASON)
 
 
 @dataclass(frozen=True)
@@ -47,57 +44,19 @@ class Run:
     experiment: Path
 
 
-def state_of(tree: Path) -> dict[str, tuple[int, int]]:
-    """Size and time of change of every file, by path within the tree."""
-    return {
-        str(path.relative_to(tree)): (path.lstat().st_size, path.lstat().st_mtime_ns)
-        for path in tree.rglob("*")
-        if not path.is_dir()
-    }
+@pytest.fixture(scope="module")
+def tree() -> Path:
+    return espnet_tree()
 
 
 @pytest.fixture(scope="module")
-def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHON": sys.executable}
-
-
-@pytest.fixture(scope="module")
-def tree(environment) -> Path:
-    done = subprocess.run(
-        [RECIPES / "espnet_tree.sh"],
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr
-    return Path(done.stdout.strip())
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory, environment, tree) -> Run:
-    recipes = tmp_path_factory.mktemp("checkout") / "egs2_recipes"
-    ignored = shutil.ignore_patterns(*MADE_BY_RUNS)
-    shutil.copytree(RECIPES, recipes, symlinks=True, ignore=ignored)
-    (recipes / ".espnet").symlink_to(RECIPES / ".espnet")
-    recipe = recipes / "mini_an4/asr1"
+def run(tmp_path_factory, tree) -> Run:
+    recipe = copy_recipes(tmp_path_factory.mktemp("checkout")) / "mini_an4/asr1"
     before = state_of(tree)
-    done = subprocess.run(
-        ["./run.sh", *(word for option in OPTIONS for word in option)],
-        cwd=recipe,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-        timeout=1200,
-    )
-    assert done.returncode == 0, done.stdout[-6000:]
+    options = [word for option in OPTIONS for word in option]
+    output = call(["./run.sh", *options], recipe, 1200)
     assert state_of(tree) == before, "the ESPnet tree is only to be read"
-    return Run(recipe, done.stdout, recipe / "exp/asr_test")
+    return Run(recipe, output, recipe / "exp/asr_test")
 
 
 def test_the_runner_is_the_trees_own_asr_sh(run, tree):
